@@ -143,7 +143,7 @@ def measure(workload: str, *, repeats: int = 3) -> list[Entry]:
     raise UserError(
       "must not be set: it is left as it is", field=name, value=os.environ[name]
     )
-  found: dict[str, list[_Found]] = {method: [] for method in METHODS}
+  measured: dict[str, list[_Found]] = {method: [] for method in METHODS}
   for _ in range(repeats):
     for method in METHODS:
       outcome = alone.run(__name__, workload, method)
@@ -151,26 +151,26 @@ def measure(workload: str, *, repeats: int = 3) -> list[Entry]:
         raise UserError(
           f"failed: {outcome.reason[:160]}", field="workloads", value=workload
         )
-      found[method].append(_Found(*outcome.found))
-  trained = {each.params_sha256 for all_of in found.values() for each in all_of}
+      measured[method].append(_Found(*outcome.found))
+  trained = {each.params_sha256 for all_of in measured.values() for each in all_of}
   if len(trained) > 1:
     raise UserError(
       f"trained {len(trained)} different parameters", field="workloads", value=workload
     )
-  first = statistics.median(each.step_s for each in found[METHODS[0]])
-  return [_entry(workload, method, each, first) for method, each in found.items()]
+  first = statistics.median(each.step_s for each in measured[METHODS[0]])
+  return [_entry(workload, method, each, first) for method, each in measured.items()]
 
 
-def _entry(workload: str, method: str, found: Sequence[_Found], first: float) -> Entry:
-  step_s = statistics.median(each.step_s for each in found)
+def _entry(workload: str, method: str, measured: Sequence[_Found], first: float) -> Entry:
+  step_s = statistics.median(each.step_s for each in measured)
   return Entry(
     workload=workload,
     method=method,
     step_s=step_s,
-    system_s=statistics.median(each.system_s for each in found),
-    peak_bytes=int(statistics.median(each.peak_bytes for each in found)),
+    system_s=statistics.median(each.system_s for each in measured),
+    peak_bytes=int(statistics.median(each.peak_bytes for each in measured)),
     ratio=step_s / first,
-    params_sha256=found[0].params_sha256,
+    params_sha256=measured[0].params_sha256,
   )
 
 

@@ -82,7 +82,7 @@ def entry(target: Machine, name: str, work: Workload, method: str) -> Entry:
     began = time.perf_counter()
     lowered = jax.jit(gradient_speed.function(work, method)).lower(*shapes)
     try:
-      made = targets.compiled(lowered, target)
+      program = targets.compiled(lowered, target)
     except targets.NotFitting as error:
       known = "" if error.wanted is None else f": {error.wanted / 1e9:.1f} GB"
       seconds = time.perf_counter() - began
@@ -91,24 +91,24 @@ def entry(target: Machine, name: str, work: Workload, method: str) -> Entry:
       )
   seconds = time.perf_counter() - began
   usable = target.chip.usable_bytes
-  counts = made.counts
+  counts = program.counts
   return Entry(
     *first,
-    status="ok" if made.held <= usable else f"does not fit: {made.held / 1e9:.1f} GB",
+    status="ok" if program.held <= usable else f"does not fit: {program.held / 1e9:.1f} GB",
     compile_s=seconds,
     flops=counts.flops,
     memory_bytes=counts.memory_bytes,
-    held_bytes=made.held,
-    argument_bytes=made.arguments,
-    temporary_bytes=made.temporaries,
+    held_bytes=program.held,
+    argument_bytes=program.arguments,
+    temporary_bytes=program.temporaries,
     kernels=counts.kernels,
     fusions=counts.fusions,
     loops=counts.loops,
     unknown_loops=counts.unknown_loops,
     sent_bytes=counts.sent_bytes,
-    compiler_flops=made.compiler_flops,
-    compiler_bytes=made.compiler_bytes,
-    roofline_s=made.seconds(target.chip),
+    compiler_flops=program.compiler_flops,
+    compiler_bytes=program.compiler_bytes,
+    roofline_s=program.seconds(target.chip),
   )
 
 
@@ -134,10 +134,10 @@ def measure(
       for method in dict.fromkeys([ORDINARY, *methods]):
         if (text, name, method) in done:
           continue
-        made = entry(targets.parse(text), name, work, method)
-        done[made.key] = made
+        row = entry(targets.parse(text), name, work, method)
+        done[row.key] = row
         print(
-          f"compiled {name}, {method}, {text}: {made.status}", file=sys.stderr, flush=True
+          f"compiled {name}, {method}, {text}: {row.status}", file=sys.stderr, flush=True
         )
         # After each entry: some take minutes, and a stopped command keeps what it has.
         if out is not None:

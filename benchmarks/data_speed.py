@@ -98,8 +98,8 @@ def _made(kind: str, count: int, seed: int) -> Iterator[tuple[Any, np.ndarray]]:
     y = rng.integers(0, 10, size)
     if kind == "text":
       lengths = rng.integers(16, 65, size)
-      letters = rng.integers(97, 123, (size, 64), np.uint8).tobytes()
-      lines = [letters[64 * i : 64 * i + length] for i, length in enumerate(lengths)]
+      text = rng.integers(97, 123, (size, 64), np.uint8).tobytes()
+      lines = [text[64 * i : 64 * i + length] for i, length in enumerate(lengths)]
       yield lines, y
     else:
       x = rng.integers(0, 100, (size, 28, 28), np.uint8) + 15 * y[:, None, None]
@@ -254,11 +254,11 @@ def _timed(config: TrainConfig, repeats: int) -> dict[str, float]:
   blocks = {place: _blocks(_placed(config, place)) for place in ("memory", "files")}
   for block in blocks.values():
     block()  # compiles
-  found: dict[str, list[float]] = {place: [] for place in blocks}
+  times: dict[str, list[float]] = {place: [] for place in blocks}
   for _ in range(repeats):
     for place, block in blocks.items():
-      found[place].append(block())
-  return {place: statistics.median(seconds) for place, seconds in found.items()}
+      times[place].append(block())
+  return {place: statistics.median(seconds) for place, seconds in times.items()}
 
 
 def _peak(config: TrainConfig, place: str) -> int | None:
@@ -284,11 +284,11 @@ def table(entries: Sequence[Entry]) -> str:
   arrays  10000    files  0.120     1.02   900 MB
   """
   rows = [("kind", "records", "place", "s / step", "ratio", "peak memory")]
-  for one in entries:
-    peak = one.peak_rss_bytes
-    told = "-" if peak is None else f"{peak / 1e6:.0f} MB"
-    numbers = (f"{one.step_s:.3f}", f"{one.ratio:.2f}", told)
-    rows.append((one.kind, str(one.records), one.place, *numbers))
+  for entry in entries:
+    peak = entry.peak_rss_bytes
+    shown = "-" if peak is None else f"{peak / 1e6:.0f} MB"
+    numbers = (f"{entry.step_s:.3f}", f"{entry.ratio:.2f}", shown)
+    rows.append((entry.kind, str(entry.records), entry.place, *numbers))
   return aligned(rows)
 
 

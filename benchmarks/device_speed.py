@@ -76,8 +76,8 @@ class _Stepper:
     return parts - held.alias_size_in_bytes + held.temp_size_in_bytes
 
   def sent_bytes(self) -> int:
-    found = collectives(self.step.as_text() or "")
-    return sum(each.num_bytes for each in found if self.num_devices > 1)
+    exchanges = collectives(self.step.as_text() or "")
+    return sum(each.num_bytes for each in exchanges if self.num_devices > 1)
 
 
 def measure(

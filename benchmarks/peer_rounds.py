@@ -101,16 +101,16 @@ def load(setup: Setup) -> Load:
 def as_torch(params: Params, setup: Setup) -> dict[str, np.ndarray]:
   """Our weights as those of the PyTorch twin: channels first, kernels [out, in, ...]."""
   half = (setup.side - 4) // 2
-  found = {}
+  tensors = {}
   for name, leaf in dict(params)["params"].items():
     kernel = np.asarray(leaf["kernel"])
     if name == "dense_0":  # rows in the order of [H, W, C] -> [C, H, W]
       kernel = kernel.reshape(half, half, -1, kernel.shape[-1]).transpose(2, 0, 1, 3)
       kernel = kernel.reshape(-1, kernel.shape[-1])
     kernel = kernel.transpose((3, 2, 0, 1) if kernel.ndim == 4 else (1, 0))
-    found[f"{_TORCH[name]}.weight"] = np.ascontiguousarray(kernel)
-    found[f"{_TORCH[name]}.bias"] = np.asarray(leaf["bias"])
-  return found
+    tensors[f"{_TORCH[name]}.weight"] = np.ascontiguousarray(kernel)
+    tensors[f"{_TORCH[name]}.bias"] = np.asarray(leaf["bias"])
+  return tensors
 
 
 class Absent(Exception):
@@ -136,15 +136,15 @@ class Peer:
       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
     )  # fmt: skip
     try:
-      told = self._answer()
-      if "missing" in told:
-        raise Absent(f"not installed for {python}: no {told['missing']}")
-      if told["parameters"] != trees.size(work.params):
-        raise RuntimeError(f"{name}: the twin has {told['parameters']} parameters")
+      answer = self._answer()
+      if "missing" in answer:
+        raise Absent(f"not installed for {python}: no {answer['missing']}")
+      if answer["parameters"] != trees.size(work.params):
+        raise RuntimeError(f"{name}: the twin has {answer['parameters']} parameters")
     except BaseException:
       self.__exit__()
       raise
-    self.versions = ", ".join(" ".join(pair) for pair in told["versions"].items())
+    self.versions = ", ".join(" ".join(pair) for pair in answer["versions"].items())
 
   def __enter__(self) -> Peer:
     return self
@@ -164,11 +164,11 @@ class Peer:
   def _answer(self) -> dict[str, Any]:
     assert self._process.stdout is not None
     for line in self._process.stdout:
-      told = json.loads(line[1:]) if line.startswith("@") else {}
-      if "failed" in told:
-        raise RuntimeError(f"the peer's round failed: {told['failed']}")
-      if told:
-        return told
+      answer = json.loads(line[1:]) if line.startswith("@") else {}
+      if "failed" in answer:
+        raise RuntimeError(f"the peer's round failed: {answer['failed']}")
+      if answer:
+        return answer
     self._said.seek(0)
     last = (self._said.read().strip().splitlines() or ["no word"])[-1]
     raise RuntimeError(f"the peer ended by itself: {last}")
@@ -185,8 +185,8 @@ class Peer:
   def weights(self, file: pathlib.Path) -> dict[str, np.ndarray]:
     """The server's, by the twin's names; `file` is an .npz to write them to."""
     self._ask(f"weights {file}")
-    with np.load(file) as found:
-      return dict(found)
+    with np.load(file) as archive:
+      return dict(archive)
 
 
 def write_load(work: Load, folder: pathlib.Path) -> None:
@@ -272,10 +272,10 @@ def measure(
   steps = -(-setup.examples // setup.batch)
 
   def entry(method: str) -> Entry:
-    made = Entry(WORKLOAD, method, setup.cohort, steps, note=notes[method])
+    row = Entry(WORKLOAD, method, setup.cohort, steps, note=notes[method])
     if method not in medians:
-      return made
+      return row
     median = medians[method]
-    return made._replace(median_s=median, ratio=median / first, rounds_per_s=1 / median)
+    return row._replace(median_s=median, ratio=median / first, rounds_per_s=1 / median)
 
   return list(map(entry, methods))

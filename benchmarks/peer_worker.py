@@ -27,9 +27,9 @@ import numpy as np
 Weights = Callable[[], dict[str, np.ndarray]]
 
 
-def say(**told: Any) -> None:
+def say(**facts: Any) -> None:
   """A line to who started this process."""
-  print("@" + json.dumps(told), flush=True)
+  print("@" + json.dumps(facts), flush=True)
 
 
 class Turns:

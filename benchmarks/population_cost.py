@@ -172,7 +172,7 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-  with tempfile.TemporaryDirectory() as made:
+  with tempfile.TemporaryDirectory() as folder:
     asked_clients, asked_method, asked_rounds = alone.ordered()
-    entry = _measured(asked_clients, asked_method, asked_rounds, pathlib.Path(made))
+    entry = _measured(asked_clients, asked_method, asked_rounds, pathlib.Path(folder))
   print(json.dumps(entry))

@@ -71,9 +71,9 @@ def main() -> None:
   table = csv.DictWriter(sys.stdout, columns, restval="", lineterminator="\n")
   table.writeheader()
   for bound, numbers, prob, steps in SETTINGS:
-    found = _noise(bound, numbers, prob, steps)
+    sigma = _noise(bound, numbers, prob, steps)
     row: dict[Any, Any] = {"bound": bound, "sampling_prob": prob, "num_steps": steps}
-    table.writerow({**row, **numbers, "noise_multiplier": f"{found:.6g}"})
+    table.writerow({**row, **numbers, "noise_multiplier": f"{sigma:.6g}"})
     sys.stdout.flush()
 
 

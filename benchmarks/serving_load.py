@@ -138,14 +138,14 @@ class _Load:
       self._counts = collections.Counter()
     seconds = time.monotonic() - self._began
     self._began = time.monotonic()
-    found = np.percentile(times, (50, 99)) if times else (float("nan"), float("nan"))
+    percentiles = np.percentile(times, (50, 99)) if times else (float("nan"), float("nan"))
     return Phase(
       name=name,
       seconds=round(seconds, 1),
       requests=len(times),
       per_second=round(len(times) / seconds, 1),
-      p50_ms=round(float(found[0]), 2),
-      p99_ms=round(float(found[1]), 2),
+      p50_ms=round(float(percentiles[0]), 2),
+      p99_ms=round(float(percentiles[1]), 2),
       refused=counts["refused"],
       interrupted=counts["interrupted"],
       lost=counts["lost"],
@@ -178,11 +178,11 @@ class _Load:
 
   def _connection(self) -> http.client.HTTPConnection:
     """Returns the thread's connection, which stays open."""
-    found = getattr(self._local, "connection", None)
-    if found is None:
-      found = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
-      self._local.connection = found
-    return found
+    connection = getattr(self._local, "connection", None)
+    if connection is None:
+      connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
+      self._local.connection = connection
+    return connection
 
   def _answer(self, body: bytes) -> dict[str, Any] | None:
     """Sends a request until it is answered; None where the load is stopped first."""

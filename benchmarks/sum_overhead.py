@@ -76,8 +76,8 @@ def protocol(method: str, clients: int) -> sums.SumProtocol:
     return sums.Simulated(secagg)
   if method == "secagg":
     return secagg
-  given = {"corrupt": 0.1, "dropout": 0.2} if method == "secagg_plus" else {}
-  return sums.by_name(method, **given)
+  options = {"corrupt": 0.1, "dropout": 0.2} if method == "secagg_plus" else {}
+  return sums.by_name(method, **options)
 
 
 def sizes(texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -86,7 +86,7 @@ def sizes(texts: Sequence[str]) -> list[tuple[int, int]]:
   >>> sizes(["10x1000"])
   [(10, 1000)]
   """
-  found = []
+  pairs = []
   for text in texts:
     parts = text.split("x")
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
@@ -96,8 +96,8 @@ def sizes(texts: Sequence[str]) -> list[tuple[int, int]]:
     clients, length = map(int, parts)
     validate.integer_in(3, 10_000, **{"workloads (clients)": clients})
     validate.integer_in(1, 10**8, **{"workloads (length)": length})
-    found.append((clients, length))
-  return found
+    pairs.append((clients, length))
+  return pairs
 
 
 def cases(
@@ -165,13 +165,13 @@ def _measured(method: str, clients: int, length: int, dropped: int, repeats: int
   vectors = _OneVector(clients, length)
   drops = sums.Drops(before_upload=frozenset(range(dropped)))
   before = process_memory("VmRSS", forget_peak=True)  # of the imports
-  found = [chosen.sum(vectors, drops) for _ in range(repeats)]
+  results = [chosen.sum(vectors, drops) for _ in range(repeats)]
   peak = process_memory("VmHWM")
   above = None if peak is None or before is None else max(peak - before, 0)
   expected = vectors[0] * np.uint32(clients - dropped)
-  if not all(np.array_equal(one.total, expected) for one in found):
+  if not all(np.array_equal(result.total, expected) for result in results):
     raise UserError("the sum is not the plain one", field="methods", value=method)
-  cost = found[0].cost._replace(seconds=min(one.cost.seconds for one in found))
+  cost = results[0].cost._replace(seconds=min(result.cost.seconds for result in results))
   return Entry(method, clients, length, dropped, "ok", cost.seconds, *cost[:4], above)
 
 

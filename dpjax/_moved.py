@@ -1,9 +1,10 @@
-"""Old names of modules that moved: they work for one release, and warn.
+"""Old names of modules, attributes and arguments: they work for one release, and warn.
 
 `import dpjax.runs.central.config` gives `dpjax.experiments.kinds.central.config`, the very same
 module, so that types of the two are equal. Delete a row one release after its move.
 """
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -11,7 +12,11 @@ import importlib.util
 import sys
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 # Modules that moved in version 0.2.
 MOVED = {
@@ -48,6 +53,8 @@ MOVED = {
   "dpjax.federated.encrypted_vectors": "dpjax.secure.vertical.encrypted_vectors",
   "dpjax.federated.linear_regression": "dpjax.secure.vertical.linear_regression",
   "dpjax.federated.transfer": "dpjax.secure.vertical.transfer",
+  "dpjax.experiments.run.streams": "dpjax.experiments.run.run_keys",
+  "dpjax.secure.sums.letters": "dpjax.secure.sums.messages",
 }
 
 # Package that was one module -> new places of names that the package does not list.
@@ -58,6 +65,12 @@ NAMES = {  # as of 0.2
     "dpjax.federated.algorithms.scaffold",
   ),
   "dpjax.federated.aggregators": ("dpjax.federated.aggregators.geometric_median",),
+}
+
+# Public names that changed -> their present places.
+RENAMED = {  # as of 0.2
+  "dpjax.relevance.Streams": "dpjax.relevance.Keys",
+  "dpjax.sampling.slice_slots": "dpjax.sampling.rows_of_slice",
 }
 
 
@@ -83,18 +96,19 @@ def attribute(package: str, name: str) -> object:
 
   AttributeError: it never was one.
   """
+  old = f"{package}.{name}"
+  if old in RENAMED:
+    warn(old, RENAMED[old], stacklevel=4)
+    module, _, new = RENAMED[old].rpartition(".")
+    return getattr(importlib.import_module(module), new)
   for module in () if name.startswith("_") else NAMES.get(package, ()):
     source = importlib.import_module(module)
     if hasattr(source, name):
-      warnings.warn(
-        f"{package}.{name} is {module}.{name} now; the old name goes with the next release",
-        DeprecationWarning,
-        stacklevel=3,
-      )
+      warn(old, f"{module}.{name}", stacklevel=4)
       return getattr(source, name)
-  if f"{package}.{name}" not in MOVED:
+  if old not in MOVED:
     raise AttributeError(f"module {package!r} has no attribute {name!r}")
-  return importlib.import_module(f"{package}.{name}")
+  return importlib.import_module(old)
 
 
 class _Alias(importlib.abc.Loader):
@@ -140,3 +154,96 @@ def install() -> None:
     # First in order: `dpjax.runs.__path__` is the new folder, where Python would load a
     # second copy.
     sys.meta_path.insert(0, _Finder())
+
+
+def names_of_module(module: str, **new_names: str) -> Callable[[str], Any]:
+  """Returns a module's `__getattr__` that reads old names, and warns."""
+
+  def get(name: str) -> Any:
+    if name not in new_names:
+      raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warn(f"{module}.{name}", f"{module}.{new_names[name]}", stacklevel=3)
+    return getattr(sys.modules[module], new_names[name])
+
+  return get
+
+
+class OldName:
+  """Attribute of a class under its old name: reads the new one, and warns.
+
+  >>> class Box:
+  ...   width = OldName("size")
+  ...   size = 3
+  >>> with warnings.catch_warnings(record=True) as caught:
+  ...   warnings.simplefilter("always")
+  ...   Box.width, Box().width
+  (3, 3)
+  >>> str(caught[0].message)
+  'Box.width is Box.size now; the old name goes with the next release'
+  """
+
+  def __init__(self, new: str):
+    self._new = new
+    self._old = ""
+
+  def __set_name__(self, owner: type, name: str) -> None:
+    self._old = name
+
+  def __get__(self, instance: object, kind: type) -> Any:
+    warn(f"{kind.__name__}.{self._old}", f"{kind.__name__}.{self._new}", stacklevel=3)
+    return getattr(kind if instance is None else instance, self._new)
+
+
+def rename_attributes(kind: type, **new_names: str) -> None:
+  """Gives what a user's class defines under an old name its new one, and warns.
+
+  For `__init_subclass__`, which runs before Python counts a class's abstract methods.
+  """
+  for old, new in new_names.items():
+    if old in vars(kind) and not isinstance(vars(kind)[old], OldName):
+      warn(f"{kind.__name__}.{old}", f"{kind.__name__}.{new}", stacklevel=4)
+      setattr(kind, new, vars(kind)[old])
+      delattr(kind, old)
+
+
+def rename_keywords(
+  **new_names: str,
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+  """Lets callers of a function use old names of its arguments for one release.
+
+  >>> @rename_keywords(width="size")
+  ... def doubled(size):
+  ...   return 2 * size
+  >>> with warnings.catch_warnings():
+  ...   warnings.simplefilter("ignore")
+  ...   doubled(width=3)
+  6
+  """
+
+  def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def renamed(*args: _P.args, **named: _P.kwargs) -> _R:
+      changed: dict[str, Any] = {}
+      for old, value in named.items():
+        new = new_names.get(old, old)
+        if new != old:
+          warn(f"{name}({old}=)", f"{name}({new}=)", stacklevel=3)
+        if new in changed:
+          raise TypeError(f"{name}() got multiple values for argument {new!r}")
+        changed[new] = value
+      return function(*args, **changed)  # pyright: ignore[reportCallIssue]
+
+    return renamed
+
+  return decorated
+
+
+def warn(old: str, new: str, stacklevel: int) -> None:
+  """Says under which name the caller should ask for something."""
+  warnings.warn(
+    f"{old} is {new} now; the old name goes with the next release",
+    DeprecationWarning,
+    stacklevel=stacklevel,
+  )

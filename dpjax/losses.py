@@ -184,8 +184,8 @@ def next_token(
     logits = apply(params, tokens[:, :-1])
     targets = tokens[:, 1:]
     if jnp.ndim(logits) != 3 or jnp.shape(logits)[:2] != targets.shape:
-      told = f"for x of shape {targets.shape}, got {jnp.shape(logits)}"
-      raise UserError(f"must return logits [1, T, V] {told}", field="apply")
+      shapes = f"for x of shape {targets.shape}, got {jnp.shape(logits)}"
+      raise UserError(f"must return logits [1, T, V] {shapes}", field="apply")
     losses = _cross_entropy(trees.at_least_float32(jnp.asarray(logits)), targets)
     shares = _shares(targets, padding_id, weights).astype(losses.dtype)
     # Selected, since 0 times infinity is NaN: uncounted losses may be any number.
@@ -203,7 +203,7 @@ def _shares(targets: Array, padding_id: int | None, weights: Any) -> Array:
   kept = jnp.ones(targets.shape, bool) if padding_id is None else targets != padding_id
   if weights is None:
     return kept
-  own = jnp.asarray(weights(targets))
-  if own.shape != targets.shape:
-    raise UserError(f"must be of shape {targets.shape}, got {own.shape}", field="weights")
-  return jnp.where(kept, trees.at_least_float32(own), 0)
+  scale = jnp.asarray(weights(targets))
+  if scale.shape != targets.shape:
+    raise UserError(f"must be of shape {targets.shape}, got {scale.shape}", field="weights")
+  return jnp.where(kept, trees.at_least_float32(scale), 0)

@@ -74,25 +74,25 @@ def find(path: str, field: str) -> Callable[..., Any]:
   """
   at = f"{field}={path!r}"
   home, _, name = path.partition(":")
-  found: Any = _module(home, field, path)
+  value: Any = _module(home, field, path)
   for part in name.split("."):
-    if not hasattr(found, part):
-      hint = validate.did_you_mean(part, dir(found))
+    if not hasattr(value, part):
+      hint = validate.did_you_mean(part, dir(value))
       raise UserError(f"{home} has no {part!r}{hint}", field=field, value=path)
-    found = getattr(found, part)
-  if not callable(found):
-    kind = type(found).__name__
+    value = getattr(value, part)
+  if not callable(value):
+    kind = type(value).__name__
     raise UserError(
       f"must be a class or a function, not of type {kind}", field=field, value=path
     )
-  _FIELDS_OF.update(dict.fromkeys(_files(home, found), at))
-  return found
+  _FIELDS_OF.update(dict.fromkeys(_files(home, value), at))
+  return value
 
 
-def _files(home: str, found: Any) -> list[str]:
+def _files(home: str, value: Any) -> list[str]:
   """Returns the files of the module in a path, and of the module that its object comes
   from."""
-  homes = dict.fromkeys((home, str(getattr(found, "__module__", home))))
+  homes = dict.fromkeys((home, str(getattr(value, "__module__", home))))
   files = (getattr(sys.modules.get(name), "__file__", None) for name in homes)
   return [file for file in files if file is not None]
 
@@ -112,9 +112,9 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
   try:
     inspect.signature(made_by).bind(*args, **named)
   except TypeError as error:
-    given = ", ".join([*("..." for _ in args), *(f"{name}=" for name in named)])
+    arguments = ", ".join([*("..." for _ in args), *(f"{name}=" for name in named)])
     raise UserError(
-      f"is called with ({given}): {error}", field=field, value=path
+      f"is called with ({arguments}): {error}", field=field, value=path
     ) from error
   # There is no signature to inspect.
   except ValueError:
@@ -134,7 +134,7 @@ def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., An
   dpjax.validate.UserError: loss='mine:inverse': ZeroDivisionError: division by zero
   """
 
-  def told(*args: Any, **named: Any) -> Any:
+  def wrapper(*args: Any, **named: Any) -> Any:
     try:
       return part(*args, **named)
     except (Exception, SystemExit) as error:
@@ -148,7 +148,7 @@ def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., An
         why = error.must if said else str(error)
       raise UserError(why, field=field, value=path) from error
 
-  return told
+  return wrapper
 
 
 def _module(home: str, field: str, path: str) -> Any:
@@ -195,8 +195,8 @@ def blame(error: BaseException) -> str | None:
   # A config may also name a part of dpjax by its import path, which is no user's file.
   ours = pathlib.Path(__file__).parent
   theirs = [file for file in _FIELDS_OF if ours not in pathlib.Path(file).parents]
-  own = next((file for file in theirs if file in files), None)
-  return None if own is None else f"{_FIELDS_OF[own]}: {reason(error, own)}"
+  faulty = next((file for file in theirs if file in files), None)
+  return None if faulty is None else f"{_FIELDS_OF[faulty]}: {reason(error, faulty)}"
 
 
 # --- code of a run
@@ -218,15 +218,18 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
   >>> list(sources({"model": {"name": "dpjax.models:Linear"}}))
   ['model.name']
   """
-  found: dict[str, dict[str, str]] = {}
+  hashes: dict[str, dict[str, str]] = {}
   for name, value in fields.items():
     if isinstance(value, Mapping) and name != "options":
-      found |= sources(value, f"{prefix}{name}.")
+      hashes |= sources(value, f"{prefix}{name}.")
     elif name in _FIELDS and isinstance(value, str) and is_path(value):
-      found[f"{prefix}{name}"] = {"path": value, "sha256": _sha256(value, prefix + name)}
+      hashes[f"{prefix}{name}"] = {"path": value, "sha256": _sha256(value, prefix + name)}
     elif f".{prefix}{name}".endswith(_FILES) and isinstance(value, str):
-      found[f"{prefix}{name}"] = {"path": value, "sha256": _sha256_of(value, prefix + name)}
-  return found
+      hashes[f"{prefix}{name}"] = {
+        "path": value,
+        "sha256": _sha256_of(value, prefix + name),
+      }
+  return hashes
 
 
 def weights_file(path: str) -> str:
@@ -259,16 +262,16 @@ def _sha256(path: str, field: str) -> str:
   return hashlib.sha256(b"".join(map(run_code.source, files))).hexdigest()
 
 
-def code(fields: Mapping[str, Any], own: Iterable[Any] = ()) -> run_code.Code:
+def code(fields: Mapping[str, Any], extra: Iterable[Any] = ()) -> run_code.Code:
   """Returns the code of a run with a config of these fields: see `dpjax.run_code`.
 
   Args:
-    own: more that a run begins at, such as the type of a config that is not dpjax's.
+    extra: more that a run begins at, such as the type of a config that is not dpjax's.
 
   >>> code({"model": {"name": "mlp"}}).modules
   {}
   """
-  return run_code.of([*own, *_roots(fields)])
+  return run_code.of([*extra, *_roots(fields)])
 
 
 def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
@@ -276,16 +279,16 @@ def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
 
   Those in the options of a model count too: it may import by them.
   """
-  found: list[Any] = []
+  roots: list[Any] = []
   for name, value in fields.items():
     where = f"{prefix}{name}"
     if isinstance(value, Mapping):
-      found += _roots(value, f"{where}.")
+      roots += _roots(value, f"{where}.")
     elif isinstance(value, str) and is_path(value):
       home = value.partition(":")[0]
       if name in _FIELDS and "options" not in prefix.split("."):
-        found += [home, find(value, where)]
-        found += [value] if f".{where}".endswith(".data.name") else []
+        roots += [home, find(value, where)]
+        roots += [value] if f".{where}".endswith(".data.name") else []
       elif "options" in prefix.split("."):
-        found.append(home)
-  return found
+        roots.append(home)
+  return roots

@@ -228,9 +228,11 @@ def dress(
 def headline(figure: Figure, look: Look, title: str, note: str = "") -> None:
   """Writes a title above all panels, and a note below it, wrapped to the figure's width."""
   title = title if look.title is None else look.title
-  letters = int(look.width / letter(look.font_size + 0.5))
+  characters = int(look.width / letter(look.font_size + 0.5))
   lines = [
-    textwrap.fill(text, letters, break_on_hyphens=False) for text in (title, note) if text
+    textwrap.fill(text, characters, break_on_hyphens=False)
+    for text in (title, note)
+    if text
   ]
   if lines:
     figure.suptitle("\n".join(lines), fontsize=look.font_size + 0.5, x=0.01, ha="left")
@@ -261,7 +263,7 @@ def sample(label: str, look: Look = PAGE, **how: Any) -> Line2D:
 
 
 def label_ends(
-  axes: Axes, look: Look, ends: Sequence[tuple[str, float, str]], *, letters: int = 18
+  axes: Axes, look: Look, ends: Sequence[tuple[str, float, str]], *, characters: int = 18
 ) -> None:
   """Writes names of lines to the right of the axes, at the height of their last point.
 
@@ -272,7 +274,7 @@ def label_ends(
     axes: with all its lines.
     look: of the picture.
     ends: (name, height in data coordinates, colour) of each line.
-    letters: at which a name is broken.
+    characters: at which a name is broken.
   """
   with extras.needed():
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -290,7 +292,7 @@ def label_ends(
   for name, height, color in ends:
     place = axes.transData.transform((1.0, height))[1]
     share = axes.transAxes.inverted().transform((0.0, place))[1]
-    text = textwrap.fill(name, letters, break_on_hyphens=False)
+    text = textwrap.fill(name, characters, break_on_hyphens=False)
     shown.append((float(share), text, color, (text.count("\n") + 1) * line))
   shown.sort(key=lambda entry: entry[0])
   # From below each name stands above the one before; if the last stands too high, all go down.

@@ -45,14 +45,15 @@ def _steps_of(epochs: float, size: int, batch_size: int) -> int:
     UserWarning: more steps than usual, for which finding the noise takes minutes.
   """
   steps = epochs * size / batch_size
-  told = f"are {steps:.3g} steps of batch_size={batch_size}"
+  sentence = f"are {steps:.3g} steps of batch_size={batch_size}"
   if steps > _MOST_STEPS:
     raise UserError(
-      f"{told}, of which there may be {_MOST_STEPS}", field="epochs", value=epochs
+      f"{sentence}, of which there may be {_MOST_STEPS}", field="epochs", value=epochs
     )
   if steps > _MANY_STEPS:
     warnings.warn(
-      f"epochs={epochs!r}: {told}; the noise for so many takes minutes to find, were they meant?",
+      f"epochs={epochs!r}: {sentence}; the noise for so many takes minutes to find, "
+      "were they meant?",
       stacklevel=3,
     )
   return max(1, round(steps))
@@ -127,9 +128,9 @@ class Plan:
     if self.statistics is not None and not isinstance(
       self.statistics, mechanisms.noisy_means.NoisyMeans
     ):
-      told = f"statistics={self.statistics!r:.60}"
+      shown = f"statistics={self.statistics!r:.60}"
       raise UserError(
-        f"{told}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
+        f"{shown}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
       )
     transforms.check_together(
       self.l2_clip_norm,
@@ -555,9 +556,9 @@ class Plan:
       neighboring_relation=self.neighboring_relation,
       accountant=self.accountant,
     )
-    own = self.epsilon()
+    epsilon = self.epsilon()
     aside = self.delta - self.accounted_delta(self.delta)
-    return accounting.overflow.with_aborts(profile, aside=aside, epsilon=own)
+    return accounting.overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Returns `dpjax.clip_and_noise` with this plan's numbers, or the variant that its clip
@@ -583,7 +584,9 @@ class Plan:
         No transform sees the whole data, so this cannot be checked here. Give every run its own
         key: `dpjax.new_key()`, or a seed that no other run has.
     """
-    private = of_plan.of_plan(self._transform(key), self._mark, self.sampler.slots)
+    private = of_plan.of_plan(
+      self._transform(key), self._mark, self.sampler.padded_batch_size
+    )
     return accumulation.whole_steps_only(private, self.slices)
 
   @functools.cached_property
@@ -718,10 +721,14 @@ class Plan:
     """
     if self.slices == 1:
       return tx
-    slots = rows or sampling.slice_slots(self.sampler.slots, self.slices)
+    padded_batch_size = rows or sampling.rows_of_slice(
+      self.sampler.padded_batch_size, self.slices
+    )
     clip = self.l2_clip_norm
     every = self.slices
-    return transforms.accumulate(tx, every=every, l2_clip_norm=clip, slots=slots)
+    return transforms.accumulate(
+      tx, every=every, l2_clip_norm=clip, padded_batch_size=padded_batch_size
+    )
 
   @property
   def noise_std(self) -> Any:
@@ -732,9 +739,9 @@ class Plan:
       UserError: the standard deviation changes from step to step.
     """
     names = ("adaptive clipping", "a clip schedule", "a noise schedule", "correlated noise")
-    found = transforms.features(self.l2_clip_norm, self.noise_shape)
-    for name in [name for name in names if name in found]:
-      raise UserError(f"{found[name]}: makes noise_std differ by step")
+    features = transforms.features(self.l2_clip_norm, self.noise_shape)
+    for name in [name for name in names if name in features]:
+      raise UserError(f"{features[name]}: makes noise_std differ by step")
     shares = self.noise_shape.shares
     stds = transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shares)
     stds = jax.tree.map(lambda std: std / self.normalize_by, stds)
@@ -759,16 +766,16 @@ class Plan:
     declared = self._size_of_divisor if declared is None else declared
     near = declared is not None and num_examples <= declared + 1
     constant = near and self.neighboring_relation == "add_or_remove_one"
-    if declared is not None and constant and not self._slots_needed(declared):
+    if declared is not None and constant and not self._size_needed(declared):
       return
-    needed = self._slots_needed(num_examples)
+    needed = self._size_needed(num_examples)
     planned = self._size_of_divisor
     if needed and planned is not None and num_examples > planned + 1:
       # The true number stays unsaid: this line may end in a log.
       raise UserError(
         "declared, or normalize_by / sampling_prob: is less than the examples that batches are "
-        f"drawn from, so batches would exceed capacity={self.sampler.slots}; declare a public "
-        "number that is not below theirs",
+        f"drawn from, so batches would exceed capacity="
+        f"{self.sampler.padded_batch_size}; declare a public number that is not below theirs",
         field="num_examples",
         value=planned,
       )
@@ -778,7 +785,7 @@ class Plan:
         f"a Poisson draw from {num_examples} examples exceeds it with probability "
         f"{chance:.1e} per step; must be >= {needed} for delta={self.delta!r}",
         field="capacity",
-        value=self.sampler.slots,
+        value=self.sampler.padded_batch_size,
       )
 
   @property
@@ -788,12 +795,12 @@ class Plan:
     size = self.normalize_by / rate if rate else math.inf
     return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
-  def _slots_needed(self, num_examples: int) -> int:
+  def _size_needed(self, num_examples: int) -> int:
     """Returns the padded batch size that draws from so many examples, and one more, need;
     0: the present one is enough."""
-    slots = self.sampler.slots
-    needed = self.fitted_sampler(num_examples).slots
-    return needed if slots < min(needed, num_examples + 1) else 0
+    padded_batch_size = self.sampler.padded_batch_size
+    needed = self.fitted_sampler(num_examples).padded_batch_size
+    return needed if padded_batch_size < min(needed, num_examples + 1) else 0
 
   def batches(
     self, data: Indexed, rng: int | None = None, start: int = 0
@@ -852,7 +859,9 @@ class Plan:
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
         drawn = sampling.taken(self.sampler, num_examples, seed=rng, step=step)
-        for indices, mask in sampling.slices(drawn, self.sampler.slots, self.slices):
+        for indices, mask in sampling.slices(
+          drawn, self.sampler.padded_batch_size, self.slices
+        ):
           examples = read(indices)
           yield Batch(examples, mask if present is None else mask & present[indices])
 
@@ -865,7 +874,9 @@ class Plan:
       return
     is_padded = isinstance(sampler, sampling.PaddedSampler)
     sizes = (
-      (sampler.rate * least, sampler.rate * most) if is_padded else (sampler.slots,) * 2
+      (sampler.rate * least, sampler.rate * most)
+      if is_padded
+      else (sampler.padded_batch_size,) * 2
     )
     expected = min(max(self.normalize_by, sizes[0]), sizes[1])
     factor = self.normalize_by / expected

@@ -247,34 +247,34 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   turn = run.sampling_prob * run.min_sep
   simulated: Any = {**common, "delta": run.delta, "num_samples": run.num_samples}
   if bins:
-    found = accounting.balls_in_bins_epsilon(strategy, num_bins=run.min_sep, **simulated)
+    estimate = accounting.balls_in_bins_epsilon(strategy, num_bins=run.min_sep, **simulated)
   else:
     prob = sampling.MinSepSampler.prob_of(run.sampling_prob, run.min_sep)
-    found = accounting.min_sep_epsilon(
+    estimate = accounting.min_sep_epsilon(
       strategy, sampling_prob=prob, min_sep=run.min_sep, **simulated
     )
-  share = f"{100 * found.confidence:g} %"
+  share = f"{100 * estimate.confidence:g} %"
   rows = [
-    ("Monte Carlo estimate, NOT a bound", found.estimate),
-    (f"Monte Carlo, {share} confidence, NOT a proof", found.upper),
+    ("Monte Carlo estimate, NOT a bound", estimate.estimate),
+    (f"Monte Carlo, {share} confidence, NOT a proof", estimate.upper),
   ]
   for by in accounting.ACCOUNTANTS if bins else ():
     proved = accounting.balls_in_bins_proved(
       strategy, num_bins=run.min_sep, delta=run.delta, accountant=by, **common
     )
     rows.append((f"proved, charged by no run ({by})", proved))
-  laws: dict[str, dict[str, Any]] = {"proved, unamplified": {"cyclic": bins}}
+  schemes: dict[str, dict[str, Any]] = {"proved, unamplified": {"cyclic": bins}}
   # Cyclic Poisson batches of the same size are proved only while bands fit between two
   # turns.
   if not bins and run.bands <= run.min_sep and turn < 1:
-    laws["cyclic poisson"] = {"cyclic": True, "sampling_prob": turn}
-  for law, more in laws.items():
+    schemes["cyclic poisson"] = {"cyclic": True, "sampling_prob": turn}
+  for scheme, more in schemes.items():
     event = accounting.joined(
       accounting.correlated_events(strategy, min_sep=run.min_sep, **common, **more)
     )
-    paid = {"pld": run.delta, "launch.train, pld": run.delta - OVERFLOW_SHARE * run.delta}
+    deltas = {"pld": run.delta, "launch.train, pld": run.delta - OVERFLOW_SHARE * run.delta}
     rows += [
-      (f"{law} ({by})", accounting.epsilon(event, delta=d)) for by, d in paid.items()
+      (f"{scheme} ({by})", accounting.epsilon(event, delta=d)) for by, d in deltas.items()
     ]
   return rows
 

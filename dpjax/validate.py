@@ -67,8 +67,8 @@ class UserError(ValueError):
     super().__init__(_WORD.sub(lambda word: _cut(word[0]), line))
 
   def _line(self, shown: str) -> str:
-    given = f"={shown}" if self.value is not NO_VALUE else ""
-    place = f"{self.field}{given}: " if self.field else ""
+    shown_value = f"={shown}" if self.value is not NO_VALUE else ""
+    place = f"{self.field}{shown_value}: " if self.field else ""
     text = f"{place}{self.must}{'; ' if self.hint else ''}{self.hint}"
     return " ".join(line.strip() for line in text.splitlines())
 
@@ -348,8 +348,8 @@ def _slips(word: str, other: str) -> int:
   rows = [list(range(len(other) + 1))]
   for i, letter in enumerate(word, start=1):
     row = [i]
-    for j, one in enumerate(other, start=1):
-      row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != one)))
+    for j, character in enumerate(other, start=1):
+      row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != character)))
       # Two letters that changed places.
       if i > 1 and j > 1 and word[i - 2 : i] == other[j - 2 : j][::-1]:
         row[-1] = min(row[-1], rows[-2][j - 2] + 1)

@@ -132,8 +132,10 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("integer", "min_sep", None, apart)
   flag("integer", "bands", 1, "with --min_sep: bands of the correlated noise")
   flag("integer", "num_samples", 2_000_000, "with --min_sep: simulated runs")
-  own = "default: add_or_remove_one; fixed_size: replace_one; truncated: replace_special"
-  flag("enum", "neighboring_relation", None, accounting.RELATIONS, own)
+  default_text = (
+    "default: add_or_remove_one; fixed_size: replace_one; truncated: replace_special"
+  )
+  flag("enum", "neighboring_relation", None, accounting.RELATIONS, default_text)
   flag(
     "enum", "accountant", "both", (*accounting.ACCOUNTANTS, "both"), "pld solves for both"
   )
@@ -170,7 +172,7 @@ def questions(values: Any) -> list[Question]:
   prob = _sampling_prob(values)
   proved = accounting.proved_for(values.sampler)
   by = values.accountant
-  found = Question(
+  question = Question(
     epsilon=values.epsilon,
     noise_multiplier=None,
     num_steps=_num_steps(values, prob),
@@ -183,8 +185,8 @@ def questions(values: Any) -> list[Question]:
     capacity=_capacity(values),
   )
   levels = _noise_multipliers(values.noise_multiplier)
-  found = found._replace(attack=_attack(values, bool(levels)))
-  asked = [found._replace(noise_multiplier=level) for level in levels or [None]]
+  question = question._replace(attack=_attack(values, bool(levels)))
+  asked = [question._replace(noise_multiplier=level) for level in levels or [None]]
   _check_one_missing(asked[0])
   return asked
 
@@ -376,8 +378,8 @@ def _rows(answer: Question, gdp: bool, zcdp: bool) -> list[tuple[str, ...]]:
   rows = [(by, *known, _up(solve.epsilon_of(answer, by))) for by in answer.accountants]
   by = answer.accountants[0]
   if answer.can_overflow:
-    found = solve.epsilon_in_training(answer, by)
-    rows.append((f"launch.train ({by})", *known, _up(found)))
+    cost = solve.epsilon_in_training(answer, by)
+    rows.append((f"launch.train ({by})", *known, _up(cost)))
   allowed = accounting.accountants_for("poisson", answer.neighboring_relation)
   # Shows Poisson sampling with the same expected batches beside a sampler in passes.
   if answer.steps_per_pass > 1 and by in allowed:
@@ -397,13 +399,13 @@ def _up(epsilon: float) -> str:
 
 def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
   """Returns the row of --gdp, labelled as an approximation."""
-  found = accounting.gdp.approximate(
+  bound = accounting.gdp.approximate(
     solve.run_event(answer),
     delta=answer.delta,
     neighboring_relation=answer.neighboring_relation,
   )
-  kind = "exact" if found.epsilon_kind == "proved" else "APPROXIMATION, not a bound"
-  return (f"gdp ({kind})", *known, _up(found.epsilon))
+  kind = "exact" if bound.epsilon_kind == "proved" else "APPROXIMATION, not a bound"
+  return (f"gdp ({kind})", *known, _up(bound.epsilon))
 
 
 def note_on_training(answer: Question) -> str | None:
@@ -526,10 +528,10 @@ def _check_companions(values: Any) -> None:
   """Raises UserError for a flag whose companion is missing."""
   if values.out is not None:
     raise UserError("goes with --compare_documents only", field="out")
-  given = [name for name in bounded.FLAGS if values[name].present]
-  if given and values.sampler not in solve.BOUNDED:
+  present = [name for name in bounded.FLAGS if values[name].present]
+  if present and values.sampler not in solve.BOUNDED:
     samplers = " or ".join(solve.BOUNDED)
-    raise UserError(f"{given[0]}: goes with sampler={samplers} only")
+    raise UserError(f"{present[0]}: goes with sampler={samplers} only")
   _check_out("curve", values)
 
 

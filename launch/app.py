@@ -74,10 +74,10 @@ def refuse_given(names: Iterable[str], what: str) -> None:
     names: flags that would be ignored.
     what: the option that they need, in words.
   """
-  given = [name for name in names if flags.FLAGS[name].present]
-  if given:
-    told = ", ".join(f"--{name}={flags.FLAGS[name].value}" for name in given)
-    raise UserError(f"{told}: would be ignored, it needs {what}")
+  present = [name for name in names if flags.FLAGS[name].present]
+  if present:
+    shown = ", ".join(f"--{name}={flags.FLAGS[name].value}" for name in present)
+    raise UserError(f"{shown}: would be ignored, it needs {what}")
 
 
 def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -88,13 +88,13 @@ def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
   for row in rows:
     if row["status"] == "failed":
       reasons.setdefault(row["error"], []).append(row["name"])
-  told = []
+  failures = []
   for error, (first, *others) in reasons.items():
     also = f" and {len(others)} more" if others else ""
-    told.append(f"{first}{also}: {error}")
-  if told:
+    failures.append(f"{first}{also}: {error}")
+  if failures:
     failed = sum(map(len, reasons.values()))
-    fail(f"{failed} of {len(rows)} runs failed: {'; '.join(told)}", code=1)
+    fail(f"{failed} of {len(rows)} runs failed: {'; '.join(failures)}", code=1)
 
 
 def refuse_refuted(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -103,20 +103,20 @@ def refuse_refuted(rows: Iterable[Mapping[str, Any]]) -> None:
 
   refuted = [row for row in rows if row.get("refuted")]
   if refuted:
-    told = "; ".join(
+    summary = "; ".join(
       f"{row['name']}: epsilon >= {lower(row['epsilon_audited_lower'])}" for row in refuted
     )
-    fail(f"audit: {len(refuted)} claims are REFUTED: {told}", code=1)
+    fail(f"audit: {len(refuted)} claims are REFUTED: {summary}", code=1)
 
 
 def report_audit(result: Mapping[str, Any]) -> None:
   """Prints the verdict, if there is one; a refuted claim ends the process with exit code 1."""
-  found = result.get("audit")
-  if found is None:
+  audit = result.get("audit")
+  if audit is None:
     return
-  if found["refuted"]:
-    fail(f"audit: {found['verdict']}", code=1)
-  print(f"audit: {found['verdict']}")
+  if audit["refuted"]:
+    fail(f"audit: {audit['verdict']}", code=1)
+  print(f"audit: {audit['verdict']}")
 
 
 def prepare_memory(configs: Iterable[Any]) -> None:
@@ -190,10 +190,10 @@ def stoppable(workdir: str) -> Iterator[None]:
   try:
     yield
   except (loop.Interrupted, KeyboardInterrupt) as stopped:
-    told = stopped if isinstance(stopped, loop.Interrupted) else _BETWEEN
+    reason = stopped if isinstance(stopped, loop.Interrupted) else _BETWEEN
     # After a hang-up the terminal reads nothing.
     with contextlib.suppress(OSError):
-      print(f"{told} (workdir {workdir})", file=sys.stderr, flush=True)
+      print(f"{reason} (workdir {workdir})", file=sys.stderr, flush=True)
     sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
   finally:
     for signum, handler in previous.items():
@@ -202,7 +202,7 @@ def stoppable(workdir: str) -> Iterator[None]:
 
 def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
   try:
-    rest = flags.FLAGS(argv)
+    positional = flags.FLAGS(argv)
   # absl ends --help with code 1, but a request for help is no error.
   except SystemExit:
     sys.exit(0)
@@ -211,20 +211,20 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
   # ml_collections raises these.
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     fail(error.args[0] if error.args else error)
-  if len(rest) > 1 and not words:
-    fail(f"unexpected argument {rest[1]!r}: flags begin with --")
-  return rest
+  if len(positional) > 1 and not words:
+    fail(f"unexpected argument {positional[1]!r}: flags begin with --")
+  return positional
 
 
 def _end_unread(signum: int, frame: object) -> None:
   """Ends the process silently on SIGPIPE, as with `... | head`. Other broken pipes are left
   to their writers. For example, an event loop that saves checkpoints sometimes (one in 500)
   gets a message after it has closed."""
-  streams = select.poll()
+  poll = select.poll()
   for number in (1, 2):
     # Nobody is left to read errors.
-    streams.register(number, 0)
-  if any(events & (select.POLLERR | select.POLLHUP) for _, events in streams.poll(0)):
+    poll.register(number, 0)
+  if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
     signal.signal(signum, signal.SIG_DFL)
     signal.raise_signal(signum)
 
@@ -234,18 +234,20 @@ def _is_memory(error: BaseException | None) -> bool:
   if error is None:
     return False
   said = ("RESOURCE_EXHAUSTED", "can't start new thread", "Cannot allocate memory")
-  own = isinstance(error, MemoryError) or any(words in str(error) for words in said)
-  return own or _is_memory(error.__cause__ or error.__context__)
+  is_memory = isinstance(error, MemoryError) or any(words in str(error) for words in said)
+  return is_memory or _is_memory(error.__cause__ or error.__context__)
 
 
-def _without_late_words(told: Any) -> None:
+def _without_late_words(unraisable: Any) -> None:
   """Passes an error to Python's own hook, except the late ones of a checkpoint that failed.
   Orbax's other tasks, and native threads, raise those when nobody listens any more."""
-  late = isinstance(told.exc_value, RuntimeError)
-  files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(told.exc_traceback)]
+  late = isinstance(unraisable.exc_value, RuntimeError)
+  files = [
+    frame.f_code.co_filename for frame, _ in traceback.walk_tb(unraisable.exc_traceback)
+  ]
   of_orbax = any("orbax" in file for file in files)
-  if not (of_orbax or (late and str(told.exc_value) == "Event loop is closed")):
-    sys.__unraisablehook__(told)
+  if not (of_orbax or (late and str(unraisable.exc_value) == "Event loop is closed")):
+    sys.__unraisablehook__(unraisable)
 
 
 def run(main: Callable[..., None], *, words: bool = False) -> None:

@@ -65,8 +65,8 @@ def main() -> None:
   """Runs the remaining rows of the table."""
   if flags.FLAGS.threats:
     fields = [name for name in flags.FLAGS if name.startswith("config.")]
-    given = ("config", "workdir", "dry_run", "run", "shadows", *fields)
-    app.refuse_given(given, "a run, without --threats")
+    names = ("config", "workdir", "dry_run", "run", "shadows", *fields)
+    app.refuse_given(names, "a run, without --threats")
     return print(registry.page(), end="")
   if flags.FLAGS.run is not None:
     return attack_run()

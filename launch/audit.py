@@ -73,10 +73,10 @@ def audit_final_models() -> None:
     initial=options.initial,
     seed=options.seed,
   )
-  found = many_models.run(settings, options.out)
-  print(many_models.line(found))
+  result = many_models.run(settings, options.out)
+  print(many_models.line(result))
   print(f"wrote {options.out}/{many_models.RESULT}")
-  if found["refuted"]:
+  if result["refuted"]:
     app.fail("the claim is refuted by the final model alone", code=1)
 
 

@@ -437,7 +437,7 @@ def _serve(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     per_second=options.per_second,
     whole=whole,
     say=lambda line: print(line, file=sys.stderr, flush=True),
-    save=lambda found: None if out is None else serving_load.write(found, out),
+    save=lambda measured: None if out is None else serving_load.write(measured, out),
   )
   print(serving_load.table(result))
 

@@ -42,11 +42,11 @@ def runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
     raise UserError("is 1 / min_sep for sampler='balls_in_bins'", field="sampling_prob")
   prob = 1 / values.min_sep if bins else prob or 0.0
   common = (values.num_steps, prob, values.min_sep, values.delta, values.bands)
-  found = [
+  questions = [
     solve.Bounded(values.sampler, level, *common, values.num_samples) for level in levels
   ]
-  solve.check_bounded(found[0])
-  return found
+  solve.check_bounded(questions[0])
+  return questions
 
 
 def table(asked: Iterable[solve.Bounded]) -> str:
@@ -61,10 +61,10 @@ def table(asked: Iterable[solve.Bounded]) -> str:
 
 def show(asked: Sequence[solve.Bounded]) -> None:
   """Prints what was asked, and the table."""
-  one = asked[0]
+  first = asked[0]
   print(
-    f"epsilon at delta {accounting.upper(one.delta)}; sampler {one.sampler}, min_sep "
-    f"{one.min_sep}, sampling_prob {accounting.upper(one.sampling_prob, digits=6)}, "
-    f"{one.num_steps} steps, noise of bands {one.bands}, add_or_remove_one"
+    f"epsilon at delta {accounting.upper(first.delta)}; sampler {first.sampler}, min_sep "
+    f"{first.min_sep}, sampling_prob {accounting.upper(first.sampling_prob, digits=6)}, "
+    f"{first.num_steps} steps, noise of bands {first.bands}, add_or_remove_one"
   )
   print(table(asked))

@@ -77,10 +77,10 @@ def get(name: str = "config", **more: Any) -> Any:
     UserError: a missing or failing file, another type of config, an unknown field or
       an ill-typed value; one line that names the flag.
   """
-  given = str(flags.FLAGS[name].value)
-  file = config = load(given, _KINDS[name].config, name=f"--{name}")
+  flag_text = str(flags.FLAGS[name].value)
+  file = config = load(flag_text, _KINDS[name].config, name=f"--{name}")
   # The code of the run is tracked from this file on.
-  run_code.begin_at(str(_found(given, f"--{name}={given}")))
+  run_code.begin_at(str(_found(flag_text, f"--{name}={flag_text}")))
   steps = []
   # Whole sections come first, or they would undo their own fields.
   for path in sorted(_overridden(name), key=lambda path: path.count(".")):
@@ -151,11 +151,11 @@ def asked(prefix: str = "") -> tuple[Any, str]:
 def workdir(prefix: str = "") -> str:
   """Returns the directory of --workdir, or runs/<prefix><config name>; UserError if it
   cannot be one."""
-  given = flags.FLAGS.workdir
-  if given is None:
+  folder_flag = flags.FLAGS.workdir
+  if folder_flag is None:
     return f"runs/{prefix}{pathlib.Path(flags.FLAGS.config).stem}"
-  validate.folder(workdir=given)
-  return given
+  validate.folder(workdir=folder_flag)
+  return folder_flag
 
 
 def load(path: str, kind: type, *, name: str = "--config") -> Any:
@@ -171,8 +171,8 @@ def load(path: str, kind: type, *, name: str = "--config") -> Any:
     raise UserError(f"{at}: the file must define get_config()")
   config = _guarded(get_config, path, at)
   if not isinstance(config, kind):
-    made = type(config).__name__
-    raise UserError(f"{at}: get_config() returned {made}, but this launcher wants "
+    type_name = type(config).__name__
+    raise UserError(f"{at}: get_config() returned {type_name}, but this launcher wants "
                     f"{kind.__name__}")  # fmt: skip
   return fields.check(config, kind, name)
 

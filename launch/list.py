@@ -26,32 +26,32 @@ _COMMAND = re.compile(r"python -m (launch\.\w+)")
 
 def _docstrings(folder: str, marks: str) -> dict[str, str]:
   """Returns file -> docstring for a folder's files whose code contains `marks`."""
-  found = {}
+  docstrings = {}
   for path in sorted((app.ROOT / folder).rglob("*.py")):
     text = path.read_text(encoding="utf-8")
     if marks in text:
-      found[path.relative_to(app.ROOT).as_posix()] = (
+      docstrings[path.relative_to(app.ROOT).as_posix()] = (
         ast.get_docstring(ast.parse(text)) or ""
       )
-  return found
+  return docstrings
 
 
 def configs() -> Rows:
   """Returns every published config, with the launcher in its docstring."""
 
-  def told(text: str) -> str:
+  def summary(text: str) -> str:
     return f"{sentence(text)} [{', '.join(_COMMAND.findall(text)[:1])}]"
 
-  found = _docstrings("configs", "def get_config(")
-  return {path: told(text) for path, text in found.items()}
+  docstrings = _docstrings("configs", "def get_config(")
+  return {path: summary(text) for path, text in docstrings.items()}
 
 
 def launchers() -> Rows:
   """Returns every command."""
-  found = _docstrings("launch", "  app.run(")
+  docstrings = _docstrings("launch", "  app.run(")
   return {
     f"python -m launch.{pathlib.Path(path).stem}": sentence(text)
-    for path, text in found.items()
+    for path, text in docstrings.items()
   }
 
 
@@ -71,17 +71,21 @@ def page(topics: tuple[str, ...] = ()) -> str:
   Raises:
     UserError: a topic that is none, or a path at which there is nothing.
   """
-  own = {path: catalogue.user_defined([path]) for path in topics if names.is_path(path)}
+  user_defined = {
+    path: catalogue.user_defined([path]) for path in topics if names.is_path(path)
+  }
   for topic in topics:
-    if topic not in own:
+    if topic not in user_defined:
       validate.one_of(TOPICS, topic=topic)
   lines = []
   for topic in topics or TOPICS:
-    for where, rows in (own[topic],) if topic in own else TOPICS[topic]:
-      found = rows()
-      width = max(map(len, found))
+    for where, rows in (user_defined[topic],) if topic in user_defined else TOPICS[topic]:
+      entries = rows()
+      width = max(map(len, entries))
       lines.append(f"{topic}: {where}")
-      lines += [f"  {name.ljust(width)}  {words}".rstrip() for name, words in found.items()]
+      lines += [
+        f"  {name.ljust(width)}  {words}".rstrip() for name, words in entries.items()
+      ]
       lines.append("")
   return "\n".join(lines)
 

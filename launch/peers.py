@@ -84,13 +84,13 @@ def options() -> Options | None:
     UserError: some of the flags without the others, or no ids in --local_devices.
   """
   values: dict[str, Any] = {name: flags.FLAGS[name].value for name in _NAMES}
-  given = [name for name, value in values.items() if value is not None]
-  if not given:
+  present = [name for name, value in values.items() if value is not None]
+  if not present:
     app.refuse_given(("local_devices", "connect_timeout", "peer_timeout"), "--coordinator")
     return None
   for name in _NAMES:
-    if name not in given:
-      raise UserError(f"--{name}: must be given with --{given[0]}={values[given[0]]}")
+    if name not in present:
+      raise UserError(f"--{name}: must be given with --{present[0]}={values[present[0]]}")
   return Options(
     *values.values(),
     timeout=flags.FLAGS.connect_timeout,

@@ -59,8 +59,8 @@ def main() -> None:
     rows = experiment.run_all(config, workdir)
   for row in rows:
     if claims.verdict([row]) == "PROOF REFUTED":
-      told = engine.told(row, "test_accuracy")
-      app.fail(f"audit: a proved epsilon is refuted: {told}", code=1)
+      summary = engine.told(row, "test_accuracy")
+      app.fail(f"audit: a proved epsilon is refuted: {summary}", code=1)
   app.refuse_failed(rows)
   print(f"wrote {workdir}/claims.md, claims.csv, report.png, report.csv")
 

@@ -148,10 +148,10 @@ def _token() -> str | None:
 
 def main() -> None:
   """Loads the runs, and serves until it is stopped."""
-  given = flags.FLAGS
-  if len(given.run) not in (1, 2):
+  values = flags.FLAGS
+  if len(values.run) not in (1, 2):
     raise UserError(
-      "must be given once, or twice to release the second", field="run", value=given.run
+      "must be given once, or twice to release the second", field="run", value=values.run
     )
   from dpjax.serving import http
 
@@ -168,45 +168,45 @@ def main() -> None:
   shared += ("psi_warning", "psi_alarm", "latency_ms", "accuracy_drop")
   shared += ("drift_epsilon", "drift_budget")
   rule = StageRule(
-    stages=_stages(len(given.run)),
-    requests=given.stage_requests,
-    seconds=given.stage_seconds,
-    error_rate=given.error_rate,
-    latency_ms=given.latency_ms,
-    labels=given.stage_labels,
-    accuracy_drop=given.accuracy_drop,
+    stages=_stages(len(values.run)),
+    requests=values.stage_requests,
+    seconds=values.stage_seconds,
+    error_rate=values.error_rate,
+    latency_ms=values.latency_ms,
+    labels=values.stage_labels,
+    accuracy_drop=values.accuracy_drop,
   )
-  settings = ServiceSettings(rule=rule, **{name: getattr(given, name) for name in shared})
+  settings = ServiceSettings(rule=rule, **{name: getattr(values, name) for name in shared})
   token = _token()
-  if not given.drift:
+  if not values.drift:
     app.refuse_given(("drift_inputs", "reference", "drift_epsilon"), "--drift")
-  runs = [Predictor.load(folder) for folder in given.run]
+  runs = [Predictor.load(folder) for folder in values.run]
   bins = []
-  if given.drift:
+  if values.drift:
     bins = [drift.predicted_bins(runs[0].inputs)]
-    bins += [drift.bins_of(text, runs[0].inputs) for text in given.drift_inputs]
-  workdir = pathlib.Path(given.workdir or f"runs/serve_{runs[0].name}")
+    bins += [drift.bins_of(text, runs[0].inputs) for text in values.drift_inputs]
+  workdir = pathlib.Path(values.workdir or f"runs/serve_{runs[0].name}")
   with ServiceJournal(workdir) as journal:
     reference = references.make(
-      given.reference,
+      values.reference,
       runs[0],
       bins,
       journal,
-      epsilon=given.reference_epsilon,
-      exact=given.exact_reference,
+      epsilon=values.reference_epsilon,
+      exact=values.exact_reference,
     )
     service = Service(runs, journal, bins=bins, reference=reference, settings=settings)
-    web = http.Web(service, most_bytes=round(given.max_mb * 2**20), token=token)
-    if given.host not in ("127.0.0.1", "localhost", "::1"):
+    web = http.Web(service, most_bytes=round(values.max_mb * 2**20), token=token)
+    if values.host not in ("127.0.0.1", "localhost", "::1"):
       writers.warn(
-        f"--host={given.host}: others can reach it, without a password or encryption"
+        f"--host={values.host}: others can reach it, without a password or encryption"
       )
     for run in runs:
       if run.differences:
         writers.note(
           f"{run.name}: may round otherwise than in training: {run.differences[0]}"
         )
-    http.serve(web, host=given.host, port=given.port, ready=_ready)
+    http.serve(web, host=values.host, port=values.port, ready=_ready)
   sys.stdout.flush()
 
 

@@ -63,7 +63,7 @@ class Halves(sampling.Sampler):
   sampling_prob: float
 
   @property
-  def slots(self):
+  def padded_batch_size(self):
     return -(-self.num_examples // 2)
 
   def event(self, inner):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_MOST_LINES = 25_500
+_MOST_LINES = 25_000  # of dpjax; the launchers' own come to them
 _OTHER_KINDS = ("federated", "secure", "relevance", "attacks")
 
 
@@ -53,7 +53,7 @@ def test_launch_train_imports_its_own_kind_alone_and_few_lines():
   program = (
     "import sys, launch.train\n"
     "for name, module in sys.modules.items():\n"
-    "  if name.split('.')[0] in ('dpjax', 'launch') and getattr(module, '__file__', None):\n"
+    "  if name.split('.')[0] == 'dpjax' and getattr(module, '__file__', None):\n"
     "    print(name, module.__file__)\n"
   )
   done = subprocess.run(

@@ -16,7 +16,7 @@ import pytest
 
 import dpjax
 from dpjax import names, run_code
-from dpjax.experiments.run import streams
+from dpjax.experiments.run import run_keys
 from dpjax.run_code import loaded
 from dpjax.validate import UserError
 from tests import own_folder
@@ -297,13 +297,13 @@ def _write(folder, way, scale):
 
 
 def _memory(code):
-  return streams.to_meta(bytes(32), code=code)
+  return run_keys.to_meta(bytes(32), code=code)
 
 
 def _goes_on(code, other):
   """Whether a run of `code` goes on with `other`."""
   try:
-    streams.check_code(json.loads(json.dumps(_memory(code))), {}, other, workdir="w")
+    run_keys.check_code(json.loads(json.dumps(_memory(code))), {}, other, workdir="w")
   except UserError as error:
     assert "\n" not in str(error) and len(str(error)) < 300
     return False

@@ -8,7 +8,7 @@ import pytest
 from dpjax import data, models, names
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import streams
+from dpjax.experiments.run import run_keys
 from dpjax.validate import UserError
 
 _MODULES = {
@@ -85,16 +85,16 @@ def test_what_a_path_returns_is_checked():
 
 def test_streams_and_record_follow_the_code_and_not_its_path_alone(tmp_path):
   config = {"model": {"name": "own_parts:Net"}, "seed": 0}
-  file, before = tmp_path / "own_parts.py", streams.config_digest("central", config)
-  assert streams.config_digest("central", config) == before
+  file, before = tmp_path / "own_parts.py", run_keys.config_digest("central", config)
+  assert run_keys.config_digest("central", config) == before
   recorded = names.sources(config)["model.name"]
   assert recorded["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
   file.write_text(_MODULES["own_parts"] + "# another loss\n")
   assert (
-    streams.config_digest("central", config) == before
+    run_keys.config_digest("central", config) == before
   )  # what was imported is what runs
   del sys.modules["own_parts"]
-  assert streams.config_digest("central", config) != before
+  assert run_keys.config_digest("central", config) != before
 
 
 def test_code_that_a_module_only_imports_is_part_of_the_record_and_of_the_blame(tmp_path):

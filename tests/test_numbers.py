@@ -94,7 +94,10 @@ _HEADS: dict[str, tuple[str, ...]] = {
   ),
   "docs/comparison.md": (
     "| | version read | what it is |",
-    "| | dpjax | JAX-Privacy | Opacus | TF Privacy | FedJAX | pfl-research | Flower | TFF | PySyft |",
+    (
+      "| | dpjax | JAX-Privacy | Opacus | TF Privacy | FedJAX | pfl-research | Flower | "
+      "TFF | PySyft |"
+    ),
   ),
   "docs/compose.md": ("| part | what it is |",),
   "docs/curves.md": (

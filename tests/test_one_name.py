@@ -37,7 +37,6 @@ _CLASSES = {
   "Kind": "of a run, of a layer's use in a jaxpr",
   "Recipe": "how gradients are computed, how a network is trained on shares",
   "Signs": "of messages that are compressed, of values that are shared",
-  "Streams": "every source of randomness, by the kind of run",
 }
 
 

@@ -82,7 +82,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpjax.attacks.attack_settings import AttackSettings
-from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run import pieces
 
@@ -92,7 +92,7 @@ class FirstClass(AttackSettings):
   """Guesses that every record is of one class."""
 
   guess: int = 0
-  room: ClassVar[str] = "train"
+  section: ClassVar[str] = "train"
   module: ClassVar[str] = __name__
   task: ClassVar[str] = "guessing"
 
@@ -101,7 +101,7 @@ def prepare(config, loaded, random):
   return central.assemble(config.train, loaded, random)
 
 
-def work(config, attacked):
+def phase(config, attacked):
   """One piece: how many records are of that class."""
 
   def count(state, index):
@@ -111,14 +111,14 @@ def work(config, attacked):
   return pieces.filled(1, empty, count, name="guesses")
 
 
-def found(config, attacked, state):
+def measured(config, attacked, state):
   right, total = int(state["right"][0]), len(attacked.test)
   row = {
     "method": "first class", "finds": f"{right} of {total}", "success": right / total,
     "low": 0.0, "high": 1.0, "share": "guessed, of records", "verdict": "a guess",
   }
   result = {"rows": [row], "test_accuracy": right / total}
-  return Found({"right": np.array([right])}, result)
+  return MeasuredAttack({"right": np.array([right])}, result)
 ''',
 }
 _CONFIG = """
@@ -268,13 +268,13 @@ class NoDataclass(Mild):
 
 
 @dataclasses.dataclass(frozen=True)
-class NoRoom(AttackSettings):
+class NoSection(AttackSettings):
   module: ClassVar[str] = "json"
 
 
 @dataclasses.dataclass(frozen=True)
-class NoWork(NoRoom):
-  room: ClassVar[str] = "federate"
+class NoPhase(NoSection):
+  section: ClassVar[str] = "federate"
   task: ClassVar[str] = "nothing"
 
 
@@ -289,8 +289,8 @@ def _with(name, **changes):
     ("NotFrozen", "must be a frozen dataclass that derives from AttackSettings"),
     ("NoDataclass", "must be a frozen dataclass that derives from AttackSettings"),
     ("Milt", "has no 'Milt' (did you mean 'Mild'?)"),
-    ("NoRoom", "must be a class whose room is 'train' or 'federate'"),
-    ("NoWork", "must name, as module, one with prepare, work and found"),
+    ("NoSection", "must be a class whose section is 'train' or 'federate'"),
+    ("NoPhase", "must name, as module, one with prepare, phase and measured"),
   ],
 )
 def test_another_class_is_refused_in_one_line(name, words):

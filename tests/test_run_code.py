@@ -18,7 +18,7 @@ from flax import linen as nn
 
 import dpjax
 from dpjax import names, run_code
-from dpjax.experiments.run import streams
+from dpjax.experiments.run import run_keys
 from dpjax.run_code import packages
 from dpjax.validate import UserError
 from tests import own_folder
@@ -379,17 +379,17 @@ def test_what_a_process_imported_by_chance_is_no_part_of_a_run(way, tmp_path, fr
 def test_an_edit_of_dpjax_or_another_version_is_another_code(monkeypatch):
   before = run_code.of()
   fields = {"model": {"name": "mlp"}}
-  named = streams.config_digest("central", fields)
+  named = run_keys.config_digest("central", fields)
   for name in before.versions:
     other = before._replace(versions={**before.versions, name: "another"})
     assert other.digest() != before.digest()
     with monkeypatch.context() as changed:
       changed.setattr(packages, "versions", lambda other=other: other.versions)
-      assert streams.config_digest("central", fields) != named
+      assert run_keys.config_digest("central", fields) != named
   assert {"dpjax", "jax", "jaxlib", "flax", "optax", "scipy", "dp_accounting"} <= {
     *before.versions
   }
-  assert streams.config_digest("central", fields) == named
+  assert run_keys.config_digest("central", fields) == named
 
 
 def test_any_source_of_dpjax_is_part_of_its_name(tmp_path):

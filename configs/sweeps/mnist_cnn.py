@@ -17,5 +17,7 @@ def get_config() -> SweepConfig:
   config, base = scatter_cnn.get_config(), mnist_cnn.get_config()
   base.data, base.privacy.epsilon = DataConfig(center=True), None  # the variants have them
   config.base, config.title = base, "Tempered-sigmoid CNN on pixels, delta 1e-5"
-  config.references = [one for one in config.references if "Papernot" in one[0]]
+  config.references = [
+    reference for reference in config.references if "Papernot" in reference[0]
+  ]
   return config

@@ -65,23 +65,23 @@ def allocation_rdp(
   # With so little noise amplification would save nothing worth having.
   if num_steps == 1 or shift > 30:
     return gaussian
-  found = np.maximum(
+  bounds = np.maximum(
     _removed(num_steps, shift, wanted), _added(num_steps, shift, wanted - 1)
   )
-  return np.minimum(found, gaussian)
+  return np.minimum(bounds, gaussian)
 
 
 def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
   """D_a(P | Q) at orders above 1, [orders]."""
   top = math.ceil(orders.max())
   counts = np.arange(top + 1)
-  one = shift**2 * counts * (counts - 1) / 2 - special.gammaln(counts + 1)
-  total = one
+  log_term = shift**2 * counts * (counts - 1) / 2 - special.gammaln(counts + 1)
+  total = log_term
   # The T-th power by squaring: 2 log2(T) products of series in place of T.
   for bit in bin(num_steps)[3:]:
     total = _multiplied(total, total)
-    total = _multiplied(total, one) if bit == "1" else total
-  sizes = 1 + np.abs(one) + counts * math.log(num_steps)  # of the logarithms
+    total = _multiplied(total, log_term) if bit == "1" else total
+  sizes = 1 + np.abs(log_term) + counts * math.log(num_steps)  # of the logarithms
   # Each product sums positive terms, so errors stay relative. The bound on them is added.
   rounding = 64 * _UNIT * counts * (2 + math.log2(num_steps)) * np.maximum.accumulate(sizes)
   moments = total + special.gammaln(counts + 1) - counts * math.log(num_steps)
@@ -108,7 +108,7 @@ def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
   rates, logs = _laplace(shift)
   times = rates + math.log(num_steps)  # [u]
   logs = num_steps * logs
-  found = np.empty(len(powers))
+  log_moments = np.empty(len(powers))
   for place, power in enumerate(powers):
     values = power * times + logs
     last = values[-1] - values[-2]
@@ -117,9 +117,9 @@ def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
     # Above it log phi is concave, so the last ratio bounds all later ones.
     beyond = values[-1] + last - math.log(-math.expm1(last)) if last < 0 else math.inf
     total = special.logsumexp([special.logsumexp(values), before, beyond])
-    found[place] = total + math.log(_STEP) - special.gammaln(power)
+    log_moments[place] = total + math.log(_STEP) - special.gammaln(power)
   # The last term covers the error of the trapezoid rule.
-  return found / powers + 1e-12 * (1 + 1 / powers)
+  return log_moments / powers + 1e-12 * (1 + 1 / powers)
 
 
 @functools.lru_cache(maxsize=4)
@@ -131,7 +131,7 @@ def _laplace(shift: float) -> tuple[np.ndarray, np.ndarray]:
   density = np.exp(-z * z / 2)
   # Normalised, so that the rule integrates the constant 1 without error.
   density /= density.sum()
-  found = np.empty(0)
+  log_masses = np.empty(0)
   # In blocks, since the table of [u, z] would be too large at once.
   for start in range(0, len(rates), 256):
     block = rates[start : start + 256, None]
@@ -142,8 +142,8 @@ def _laplace(shift: float) -> tuple[np.ndarray, np.ndarray]:
         logs = np.log1p(np.expm1(-terms) @ density)
       else:
         logs = np.log(np.exp(-terms) @ density)
-    found = np.append(found, logs)
-    if found[-1] < _LOWEST:
+    log_masses = np.append(log_masses, logs)
+    if log_masses[-1] < _LOWEST:
       break
-  known = found > _LOWEST
-  return rates[: len(found)][known], found[known]
+  known = log_masses > _LOWEST
+  return rates[: len(log_masses)][known], log_masses[known]

@@ -88,15 +88,15 @@ def epsilon(
   steps = accountable(event, neighboring_relation, accountant)
   if dpa.NonPrivateDpEvent() in steps:
     return math.inf
-  one = _pld_epsilon if accountant == "pld" else _rdp_epsilon
+  epsilon_by = _pld_epsilon if accountant == "pld" else _rdp_epsilon
   if in_two(steps, neighboring_relation):
     least = 2 * _pld_rounding(steps)
-    both = epsilon_of_both(functools.partial(one, steps), delta, least=least)
+    both = epsilon_of_both(functools.partial(epsilon_by, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
     # Both are proved, so their minimum is. With little noise the unamplified sum is the
     # tighter one.
     return min(both, epsilon(unamplified(steps), delta=delta, **relation))
-  return one(steps, delta)
+  return epsilon_by(steps, delta)
 
 
 def delta(event: DpEvent, *, epsilon: float, **counting: Unpack[Counting]) -> float:
@@ -127,8 +127,8 @@ def delta_curve(
   curve = functools.partial(_pld_deltas if pld else _rdp_deltas, steps)
   if in_two(steps, counting.get("neighboring_relation", "")):
     plain = delta_curve(unamplified(steps), epsilons, **counting)
-    return np.minimum(plain, [delta_of_both(curve, float(one)) for one in epsilons])
-  deltas = curve([float(one) for one in epsilons])
+    return np.minimum(plain, [delta_of_both(curve, float(value)) for value in epsilons])
+  deltas = curve([float(value) for value in epsilons])
   return np.minimum(1.0, np.array(deltas, float))
 
 
@@ -149,14 +149,14 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   if dpa.NonPrivateDpEvent() in steps:
     return lambda epsilons: np.ones(len(epsilons))
   pld = counting.get("accountant", "pld") == "pld"
-  one = _pld_profile(steps) if pld else _rdp_profile(steps)
+  profile = _pld_profile(steps) if pld else _rdp_profile(steps)
   if not in_two(steps, counting.get("neighboring_relation", "")):
-    return one
+    return profile
   plain = privacy_profile(unamplified(steps), **counting)
 
   def both(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
-    found = [delta_of_both(one, float(value)) for value in epsilons]
-    return np.minimum(plain(epsilons), found)
+    deltas = [delta_of_both(profile, float(value)) for value in epsilons]
+    return np.minimum(plain(epsilons), deltas)
 
   return both
 
@@ -368,7 +368,7 @@ def _pld_of(
   # one.
   interval = _interval({part: times for _, part, times in steps})
   ones = [(_pld_one(cls, part, interval), times) for cls, part, times in steps]
-  each = [one if times == 1 else one.self_compose(times) for one, times in ones]
+  each = [pld if times == 1 else pld.self_compose(times) for pld, times in ones]
   return functools.reduce(lambda left, right: left.compose(right), each)
 
 

@@ -62,8 +62,8 @@ def log_ratio(points: np.ndarray, *, sampling_prob: float, shift: float) -> np.n
   exponents = shift * points - shift**2 / 2
   # log(1 - q + q e^t): expm1 keeps the digits of a small t, and a large one would overflow.
   small = np.log1p(sampling_prob * np.expm1(np.minimum(exponents, 1.0)))
-  rest = (1 - sampling_prob) * np.exp(-np.maximum(exponents, 1.0))
-  large = exponents + np.log(sampling_prob + rest)
+  unsampled = (1 - sampling_prob) * np.exp(-np.maximum(exponents, 1.0))
+  large = exponents + np.log(sampling_prob + unsampled)
   return np.where(exponents < 1, small, large)
 
 

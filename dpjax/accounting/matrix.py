@@ -310,7 +310,7 @@ def correlated_events(
     sampled = [poisson_sampled_event(turn, sampling_prob=sampling_prob) for turn in turns]
     # A turn is accounted at its first step, so a run may stop anywhere in it.
     quiet = [dpa.NoOpDpEvent()] * (min(min_sep, num_steps) - 1)
-    return tuple(itertools.chain.from_iterable([one, *quiet] for one in sampled))[
+    return tuple(itertools.chain.from_iterable([event, *quiet] for event in sampled))[
       :num_steps
     ]
   costs = participation_costs(strategy, min_sep=min_sep, cyclic=cyclic, **options)

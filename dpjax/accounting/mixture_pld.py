@@ -87,11 +87,11 @@ def _thresholds(
   points = np.full(len(losses), far)
   for _ in range(_NEWTON):
     exponents = _exponents(points, log_chances, shifts)
-    found = special.logsumexp(exponents, axis=1)
-    slopes = np.exp(exponents - found[:, None]) @ shifts
+    log_ratios = special.logsumexp(exponents, axis=1)
+    slopes = np.exp(exponents - log_ratios[:, None]) @ shifts
     # Convex and begun from above, so steps lead down and never past the root.
     with np.errstate(divide="ignore", invalid="ignore"):
-      steps = np.where(slopes > 0, (found - losses) / slopes, np.inf)
+      steps = np.where(slopes > 0, (log_ratios - losses) / slopes, np.inf)
     moved = np.clip(points - np.maximum(steps, 0.0), -far, far)
     if np.allclose(moved, points, rtol=0, atol=1e-12):
       break

@@ -65,15 +65,15 @@ def set_aside(
   validate.positive(least=least)
   rung = 0
   while (aside := least * LADDER**rung) < delta:
-    price = log_abort_prob + float(np.logaddexp(0.0, epsilon_at(delta - aside)))
+    log_cost = log_abort_prob + float(np.logaddexp(0.0, epsilon_at(delta - aside)))
     # The addend forgives rounding of the logarithm on the first rung.
-    if price <= math.log(aside) + 1e-12:
+    if log_cost <= math.log(aside) + 1e-12:
       return aside
     # No higher rung can help: epsilon only grows as less delta is left.
-    if math.isinf(price):
+    if math.isinf(log_cost):
       return None
     # Lower rungs are below this need already, so no sufficient rung is skipped.
-    rung = max(rung + 1, math.floor((price - math.log(least)) / math.log(LADDER)))
+    rung = max(rung + 1, math.floor((log_cost - math.log(least)) / math.log(LADDER)))
   return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dpjax import validate
+from dpjax import _moved, validate
 from dpjax.validate import UserError
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -75,22 +75,24 @@ declare("none", Proved(RELATIONS))
 declare("unproved", NOTHING_PROVED)
 
 
-def proved_for(law: str) -> Proved:
+@_moved.rename_keywords(law="sampler")
+def proved_for(sampler: str) -> Proved:
   """Returns the row of a sampling scheme.
 
   >>> from dpjax.accounting import event_kinds
   >>> proved_for("truncated_poisson").relations
   ('replace_special',)
   """
-  validate.one_of(PROVED, sampler=law)
-  return PROVED[law]
+  validate.one_of(PROVED, sampler=sampler)
+  return PROVED[sampler]
 
 
-def accountants_for(law: str, neighboring_relation: str) -> tuple[str, ...]:
+@_moved.rename_keywords(law="sampler")
+def accountants_for(sampler: str, neighboring_relation: str) -> tuple[str, ...]:
   """Returns the accountants that prove an epsilon for a sampling scheme under a relation.
 
   >>> from dpjax.accounting import event_kinds
   >>> accountants_for("fixed_size", "replace_one"), accountants_for("poisson", "replace_one")
   (('pld', 'rdp'), ())
   """
-  return proved_for(law).accountants_under(neighboring_relation)
+  return proved_for(sampler).accountants_under(neighboring_relation)

@@ -100,25 +100,25 @@ def allocation_pld(
       noise_multiplier, value_discretization_interval=interval
     )
   # Loss of a removed record: log L under P.
-  law = _law(num_steps, shift, cells, removed=True)
-  lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=True)
-  lost = min(1.0, law.lost)
+  term = _law(num_steps, shift, cells, removed=True)
+  lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=True)
+  lost = min(1.0, term.lost)
   removed = pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
   # Loss of an added record: -log L under Q, on the same grid backwards.
-  law = _law(num_steps, shift, cells, removed=False)
-  lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=False)
+  term = _law(num_steps, shift, cells, removed=False)
+  lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=False)
   finite = _two_ends(low, high)
-  lost = min(1.0, law.lost + (0.0 if law.first else float(law.masses[0])))
+  lost = min(1.0, term.lost + (0.0 if term.first else float(term.masses[0])))
   top = lowest + len(finite) - 1
   added = pld_pmf.DensePLDPmf(interval, -top, finite[::-1].copy(), lost, True)
   return pld_lib.PrivacyLossDistribution(removed, added)
 
 
-def _positive(law: _Law, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _positive(term: _Law, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
   """Points of the window where L > 0, with their masses."""
-  start = int(law.first == 0)
-  ratios = (law.first + np.arange(start, len(law.masses))) * (law.width / num_steps)
-  return ratios, law.masses[start:]
+  start = int(term.first == 0)
+  ratios = (term.first + np.arange(start, len(term.masses))) * (term.width / num_steps)
+  return ratios, term.masses[start:]
 
 
 def _spread(
@@ -163,12 +163,12 @@ class _Window(NamedTuple):
 def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Law:
   """The distribution of X_1 + .. + X_T, under P (`removed`) or Q."""
   window = _window(num_steps, shift, cells, removed=removed)
-  one, beyond = _one_term(shift, window.width, window.cap + 1, removed=removed)
-  having = one * np.arange(len(one)) * window.width if removed else None
-  masses, error = _sum(one, having, num_steps, window.cells)
+  term_masses, beyond = _one_term(shift, window.width, window.cap + 1, removed=removed)
+  having = term_masses * np.arange(len(term_masses)) * window.width if removed else None
+  masses, error = _sum(term_masses, having, num_steps, window.cells)
   # Mass beyond this edge wraps round the circle onto a smaller loss.
   edge = window.first + (window.cells if removed else 0)
-  wrapped = _tail(one, having, num_steps, edge, above=removed)
+  wrapped = _tail(term_masses, having, num_steps, edge, above=removed)
   # The transform counts cells from 0 round the circle. The window starts elsewhere.
   start = window.first % window.cells
   return _Law(
@@ -240,7 +240,7 @@ def _one_term(
 
 
 def _sum(
-  one: np.ndarray, having: np.ndarray | None, num_steps: int, cells: int
+  masses: np.ndarray, having: np.ndarray | None, num_steps: int, cells: int
 ) -> tuple[np.ndarray, float]:
   """(masses of a sum of T terms, round a circle of `cells`; bound on their error in L1).
 
@@ -256,8 +256,8 @@ def _sum(
   # A circular sum: masses beyond the last cell are folded onto the first ones.
   folded = lambda masses: np.bincount(np.arange(len(masses)) % cells, masses, cells)
   long = lambda masses: np.asarray(fft.rfft(folded(masses).astype(np.longdouble)))
-  off = 8 * math.log2(cells) * _LONG_UNIT * max(1.0, one.sum())
-  image = long(one)
+  off = 8 * math.log2(cells) * _LONG_UNIT * max(1.0, masses.sum())
+  image = long(masses)
   sizes = np.abs(image).astype(np.float64)
   spread = np.exp((num_steps - 2 + (having is None)) * np.log(sizes + 2 * off))
   # One tilted term under P, so T - 1 others remain. Powers by squaring, with the rounding
@@ -268,30 +268,31 @@ def _sum(
     power = power * image if bit == "1" else power
   if having is not None:
     power = power * long(having)
-  found = np.asarray(fft.irfft(power, cells)).astype(np.float64)
+  sums = np.asarray(fft.irfft(power, cells)).astype(np.float64)
   each = num_steps * (off + 4 * _LONG_UNIT) * 1.01
   error = each * math.sqrt(2 * float((spread**2).sum()) / cells)
-  error += off * float(np.linalg.norm(found))
+  error += off * float(np.linalg.norm(sums))
   # Relative rounding to double precision; the masses are raised by it.
   rounded = 2 * _UNIT
-  return np.maximum(0.0, found) * (1 + rounded), math.sqrt(cells) * error
+  return np.maximum(0.0, sums) * (1 + rounded), math.sqrt(cells) * error
 
 
 def _tail(
-  one: np.ndarray, having: np.ndarray | None, num_steps: int, edge: int, *, above: bool
+  masses: np.ndarray, having: np.ndarray | None, num_steps: int, edge: int, *, above: bool
 ) -> float:
   """Upper bound on the mass of a sum at `edge` cells or above (or below it), by Chernoff's
   bound."""
   if not above and edge <= 0:
     return 0.0
-  places = np.arange(len(one)) - edge / num_steps  # of a term, relative to an equal share
+  # of a term, relative to an equal share
+  places = np.arange(len(masses)) - edge / num_steps
   # Any rate gives a valid bound, so the best of several is taken. The largest rate keeps
   # exp within float64.
-  rates = np.geomspace(1 / (edge + len(one)), 600 / np.abs(places).max(), 25)
+  rates = np.geomspace(1 / (edge + len(masses)), 600 / np.abs(places).max(), 25)
   best = math.inf
   for rate in rates if above else -rates:
     weights = np.exp(rate * places)
-    common = math.log(one @ weights)
+    common = math.log(masses @ weights)
     first = common if having is None else math.log(having @ weights)
     best = min(best, (num_steps - 1) * common + first)
   # The addend covers the rounding of T logarithms.

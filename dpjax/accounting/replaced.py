@@ -43,9 +43,9 @@ def epsilon_of_both(
       continue
     first = epsilon_of(share * delta)
     # The bound multiplies the second delta by e^e1, so it is divided by that here.
-    rest = (1 - share) * delta * math.exp(-first)
-    if rest >= least and first < best:
-      best = min(best, first + epsilon_of(rest))
+    remaining = (1 - share) * delta * math.exp(-first)
+    if remaining >= least and first < best:
+      best = min(best, first + epsilon_of(remaining))
   return best
 
 

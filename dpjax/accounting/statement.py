@@ -205,14 +205,14 @@ def _headline(
 
 
 def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
-  told = (
+  sentence = (
     f"Unit: one {unit}. Neighbouring data sets ({relation}) differ by "
     f"{_RELATIONS[relation].format(unit=unit)}."
   )
   if relation != "add_or_remove_one":
     size = "" if num_examples is None else f" ({num_examples})"
     return (
-      f"{told} The number of {unit}s{size} is the same in neighbouring data sets. It and all "
+      f"{sentence} The number of {unit}s{size} is the same in neighbouring data sets. It and all "
       "hyper-parameters are treated as public."
     )
   # A number derived from the size of the data would reveal the size, and so whether a
@@ -223,6 +223,6 @@ def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
     else f"The declared number of {num_examples} {unit}s"
   )
   return (
-    f"{told} {declared}, a constant that does not follow from the data, was used wherever a "
+    f"{sentence} {declared}, a constant that does not follow from the data, was used wherever a "
     "mechanism needs their size. All hyper-parameters are treated as public."
   )

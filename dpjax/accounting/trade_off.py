@@ -158,19 +158,21 @@ class TradeOff(NamedTuple):
     """Whether delta <= (delta of mu-GDP) + slack from the first epsilon to the last."""
     x = np.exp(self.epsilons)  # [k]
     far = special.ndtr(-self.epsilons / mu - mu / 2)  # minus the slope in x
-    own = special.ndtr(-self.epsilons / mu + mu / 2) - x * far
-    own = own + slack - _ROUNDING * (1 + self.epsilons)
+    intercepts = special.ndtr(-self.epsilons / mu + mu / 2) - x * far
+    intercepts = intercepts + slack - _ROUNDING * (1 + self.epsilons)
     width = np.diff(x)  # [k - 1]
-    risen = np.diff(own)
+    risen = np.diff(intercepts)
     fallen = np.diff(self.deltas)
     first = -far[:-1] * width
     last = -far[1:] * width
     bend = np.maximum(last - first, np.finfo(float).tiny)
     # Point where the tangents of both ends meet.
     meet = np.clip((last - risen) / bend, 0.0, 1.0)
-    tangents = np.maximum(own[:-1] + first * meet, own[1:] - last * (1 - meet))
+    tangents = np.maximum(
+      intercepts[:-1] + first * meet, intercepts[1:] - last * (1 - meet)
+    )
     between = tangents >= self.deltas[:-1] + fallen * meet
-    return bool((own >= self.deltas).all() and between.all())
+    return bool((intercepts >= self.deltas).all() and between.all())
 
 
 def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> TradeOff:

@@ -129,10 +129,10 @@ def write_losses(
 
   Raises UserError as `epsilon` does.
   """
-  found = loss_distribution(event, **counting)
-  if found is None:
+  counted = loss_distribution(event, **counting)
+  if counted is None:
     return False
-  pld, rounding = found
+  pld, rounding = counted
   arrays: dict[str, Any] = {}
   for name, part in zip(("remove", "add"), masses_of(pld)):
     arrays[f"{name}_discretization"] = np.float64(part.interval)

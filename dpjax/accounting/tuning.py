@@ -49,8 +49,8 @@ def select_rdp(
     # The limit distribution: a Poisson number of trials.
     of_one = np.asarray(rdp, float)
     failure = [
-      rdp_lib.compute_delta(list(order), list(of_one), math.log1p(1 / (own - 1)))[0]
-      for own in order
+      rdp_lib.compute_delta(list(order), list(of_one), math.log1p(1 / (alpha - 1)))[0]
+      for alpha in order
     ]
     several = mean_trials * np.array(failure) + math.log(mean_trials) / (order - 1)
     return of_one + several
@@ -58,7 +58,7 @@ def select_rdp(
   constant = (1 + shape) * np.min((1 - 1 / order) * rdp - math.log(gamma) / order)
   at_each = rdp + math.log(_mean(gamma, shape)) / (order - 1) + constant
   # Divergences grow with the order, so that of a larger one is a bound, too.
-  later = [np.min(at_each[order >= own]) for own in order]
+  later = [np.min(at_each[order >= alpha]) for alpha in order]
   return np.array(later)
 
 

@@ -86,9 +86,9 @@ def gaussian_votes_rdp(
   applies = _applies(log_q, std, orders)
   if not applies.any():
     return independent
-  found = independent.copy()
-  found[applies] = np.minimum(independent, _theorem_6(log_q, std, orders))[applies]
-  return np.maximum(found, 0.0)
+  rdp = independent.copy()
+  rdp[applies] = np.minimum(independent, _theorem_6(log_q, std, orders))[applies]
+  return np.maximum(rdp, 0.0)
 
 
 def threshold_rdp(
@@ -111,17 +111,22 @@ def threshold_rdp(
 
 
 def _counts(counts: Sequence[float] | np.ndarray) -> np.ndarray:
-  found = np.asarray(counts, np.float64)
-  if found.ndim != 1 or len(found) < 2 or not np.isfinite(found).all() or found.min() < 0:
+  histogram = np.asarray(counts, np.float64)
+  if (
+    histogram.ndim != 1
+    or len(histogram) < 2
+    or not np.isfinite(histogram).all()
+    or histogram.min() < 0
+  ):
     raise UserError("must be finite votes >= 0 for two classes or more", field="counts")
-  return found
+  return histogram
 
 
 def _orders(orders: Sequence[float] | np.ndarray) -> np.ndarray:
-  found = np.asarray(orders, np.float64).reshape(-1)
-  if not len(found) or not (found > 1).all():
+  alphas = np.asarray(orders, np.float64).reshape(-1)
+  if not len(alphas) or not (alphas > 1).all():
     raise UserError("must be numbers above 1", field="orders")
-  return found
+  return alphas
 
 
 def _applies(log_q: float, std: float, orders: np.ndarray) -> np.ndarray:
@@ -252,10 +257,10 @@ def votes_sensitivity(
   log_q1 = _moved(log_q0, std, num_classes, -1)
   log_q = log_prob_of_others(votes, std)
   plateau = _local(log_q1, std, num_classes, order)
-  found = np.full(num_teachers, plateau)
+  sensitivities = np.full(num_teachers, plateau)
   if log_q1 <= log_q <= log_q0:
-    return found
-  found[0] = _local(log_q, std, num_classes, order)
+    return sensitivities
+  sensitivities[0] = _local(log_q, std, num_classes, order)
   clearer = log_q > log_q0
   # The largest sensitivity lies between q1 and q0: move the votes towards it, one teacher at a
   # time, by the moves that come nearest to it.
@@ -268,8 +273,8 @@ def votes_sensitivity(
     votes[1] += -1 if clearer else 1
     votes.sort(reverse=True)
     log_q = log_prob_of_others(votes, std)
-    found[distance] = _local(log_q, std, num_classes, order)
-  return found
+    sensitivities[distance] = _local(log_q, std, num_classes, order)
+  return sensitivities
 
 
 @functools.lru_cache(maxsize=64)
@@ -328,10 +333,10 @@ class SmoothSensitivity:
   def rdp(self, orders: Sequence[float] | np.ndarray) -> np.ndarray:
     """Returns the Renyi divergences [len(orders)]; infinite where nothing is proved."""
     orders = _orders(orders)
-    found = np.full(len(orders), math.inf)
+    rdp = np.full(len(orders), math.inf)
     inside = orders * 2 * self.beta < 1
     order = orders[inside]
-    found[inside] = order * math.exp(2 * self.beta) / self.noise_multiplier**2 + (
+    rdp[inside] = order * math.exp(2 * self.beta) / self.noise_multiplier**2 + (
       -0.5 * np.log1p(-2 * order * self.beta) + self.beta * order
     ) / (order - 1)
-    return found
+    return rdp

@@ -226,8 +226,8 @@ def judge(
     verdict = "above"
   else:
     verdict = "cannot tell" if "cannot tell" in verdicts else "below"
-  told = "; ".join(map(_told, points))
-  return Judgement(verdict, points, f"{_WORDS[verdict]} ({line.words}): {told}")
+  details = "; ".join(map(_told, points))
+  return Judgement(verdict, points, f"{_WORDS[verdict]} ({line.words}): {details}")
 
 
 _WORDS = {
@@ -237,15 +237,15 @@ _WORDS = {
 }
 
 
-def _judged(found: roc.RateAtFpr, line: AllowedRoc) -> Judged:
-  ends: Any = line(found.fpr_interval)
+def _judged(rate: roc.RateAtFpr, line: AllowedRoc) -> Judged:
+  ends: Any = line(rate.fpr_interval)
   low = float(ends[0])
   high = float(ends[1])
-  if found.tpr_interval[0] > high:
+  if rate.tpr_interval[0] > high:
     verdict = "above"
   else:
-    verdict = "below" if found.tpr_interval[1] <= low else "cannot tell"
-  return Judged(found, (low, high), verdict)
+    verdict = "below" if rate.tpr_interval[1] <= low else "cannot tell"
+  return Judged(rate, (low, high), verdict)
 
 
 def _told(point: Judged) -> str:

@@ -8,9 +8,9 @@ import path, `--config.attack=mine:SignFlip --config.attack.factor=3`.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from dpjax import validate
+from dpjax import _moved, validate
 
 if TYPE_CHECKING:
   from dpjax.attacks.poisoning import Poisoning
@@ -24,11 +24,11 @@ class AttackSettings:
   numbers.
 
   Attributes:
-    room: the part of the config that is attacked: "train" or "federate".
-    module: full name of the module with its `prepare`, `work` and `found`, as those of
+    section: the part of the config that is attacked: "train" or "federate".
+    module: full name of the module with its `prepare`, `phase` and `measured`, as those of
       `dpjax.experiments.kinds.attack.poisoned_rounds`.
     task: task named in result.json. A task that is not dpjax's brings the rows of its table, as
-      `rows` of the result of `found`.
+      `rows` of the result of `measured`.
     wants: fact of `federated.described.AlgorithmFacts` that the attacked algorithm must have.
     wants_because: why, after a comma.
     colludes: attackers see the messages of honest clients.
@@ -36,7 +36,7 @@ class AttackSettings:
     unread: fields of the attacked config that decide nothing of what it sees.
   """
 
-  room: ClassVar[str]
+  section: ClassVar[str]
   module: ClassVar[str]
   task: ClassVar[str]
   wants: ClassVar[str] = "plain_client"
@@ -44,6 +44,12 @@ class AttackSettings:
   colludes: ClassVar[bool] = False
   deals_records: ClassVar[bool] = False
   unread: ClassVar[tuple[str, ...]] = ()
+  # Old name, for one release.
+  room = _moved.OldName("section")
+
+  def __init_subclass__(cls, **options: Any) -> None:
+    super().__init_subclass__(**options)
+    _moved.rename_attributes(cls, room="section")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +72,7 @@ class PoisoningSettings(AttackSettings):
   """
 
   fraction: float = 0.2
-  room: ClassVar[str] = "federate"
+  section: ClassVar[str] = "federate"
   module: ClassVar[str] = f"{_RUNS}.poisoned_rounds"
   task: ClassVar[str] = "poisoning"
   wants: ClassVar[str] = "wraps_clients"

@@ -104,8 +104,8 @@ def min_max(direction: str = "std") -> Poisoning:
     there = honest.there
     way = _way(honest, direction)
     off = jnp.where(there[:, None], mean[None] - honest.messages, 0.0)
-    apart = lambda one: jnp.where(
-      there, jnp.sum((honest.messages - one[None]) ** 2, axis=1), 0.0
+    apart = lambda message: jnp.where(
+      there, jnp.sum((honest.messages - message[None]) ** 2, axis=1), 0.0
     )
     # One row at a time: all differences at once would be [C, C, d].
     pairs = jnp.where(there[:, None], jax.lax.map(apart, honest.messages), 0.0)
@@ -145,9 +145,9 @@ def min_sum(direction: str = "std") -> Poisoning:
     off = jnp.where(honest.there[:, None], mean[None] - honest.messages, 0.0)
     # Offsets from the mean sum to 0. So a message's sum of squared distances is n times its
     # own squared offset, plus the sum of all of them.
-    own = jnp.sum(off**2, axis=1)
+    squares = jnp.sum(off**2, axis=1)
     square = jnp.sum(way**2)
-    gamma = jnp.sqrt(jnp.max(own) / jnp.where(square > 0, square, 1.0))
+    gamma = jnp.sqrt(jnp.max(squares) / jnp.where(square > 0, square, 1.0))
     return mean + jnp.where(square > 0, gamma, 0.0) * way
 
   return _colluders(lie)
@@ -206,8 +206,8 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
     there = mask & jnp.all(jnp.isfinite(flat), axis=1)
     # Uncounted rows are set to 0, since 0 times NaN is NaN.
     rows = jnp.where(there[:, None], flat, 0.0)
-    told = lie(_Honest(rows, there, jnp.sum(mask), jnp.sum(marked)))
-    flat = jnp.where(marked[:, None], told[None], flat)
+    lies = lie(_Honest(rows, there, jnp.sum(mask), jnp.sum(marked)))
+    flat = jnp.where(marked[:, None], lies[None], flat)
     ends = [0]
     for leaf in leaves:
       ends.append(ends[-1] + math.prod(leaf.shape[1:]))
@@ -219,8 +219,8 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     sent = replaced(messages, mask)
-    found, own = aggregator.update(sent, mask, state.own, weights)
-    return found, Colluders(own)
+    aggregated, inner = aggregator.update(sent, mask, state.own, weights)
+    return aggregated, Colluders(inner)
 
   def check(messages: Any, mask: Array, weights: Any) -> None:
     if aggregator.check is not None:

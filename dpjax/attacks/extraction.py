@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import trees, validate
+from dpjax import _moved, trees, validate
 from dpjax.attacks import signals
 from dpjax.attacks.fitting import Fit
 from dpjax.attacks.roc import Interval, counted
@@ -64,10 +64,10 @@ def ask(
     if not len(x):
       raise UserError("must hold at least one query", field="x")
     signals.num_classes(apply, params, x.shape[1:])
-    found = signals.by_parts(lambda part: answer(x[part]), len(x), batch_size)
+    probabilities = signals.by_parts(lambda part: answer(x[part]), len(x), batch_size)
     if labels_only:
-      return np.eye(found.shape[1])[found.argmax(axis=1)]
-    return found if decimals is None else found.round(decimals)
+      return np.eye(probabilities.shape[1])[probabilities.argmax(axis=1)]
+    return probabilities if decimals is None else probabilities.round(decimals)
 
   return door
 
@@ -115,14 +115,14 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
       field="answers",
     )
   odds = np.log(p) - np.log(p[:, :1])  # [n, K]
-  found, _, rank, _ = np.linalg.lstsq(queries, odds, rcond=None)
+  solution, _, rank, _ = np.linalg.lstsq(queries, odds, rcond=None)
   if rank < queries.shape[1]:
     raise UserError(
       f"{len(queries)} queries fix {rank} of {queries.shape[1]} numbers per "
       f"class: must be at least {queries.shape[1]} in general position",
       field="x",
     )
-  return found[:-1], found[-1]
+  return solution[:-1], solution[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,8 +178,9 @@ class Agreement(NamedTuple):
     return self.count / self.total
 
 
+@_moved.rename_keywords(found="guesses")
 def agreement(
-  found: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
+  guesses: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
   """Fidelity of a copy's answers to the model's, each [n, K], on inputs that were not
   queried.
@@ -188,11 +189,11 @@ def agreement(
   0.5
   """
   validate.integer_at_least(1, num_queries=num_queries)
-  a = _probabilities(found)
+  a = _probabilities(guesses)
   b = _probabilities(answers)
   if a.shape != b.shape:
     raise UserError(
-      f"has the shape {a.shape}: must be that of the answers, {b.shape}", field="found"
+      f"has the shape {a.shape}: must be that of the answers, {b.shape}", field="guesses"
     )
   count = int(np.sum(a.argmax(axis=1) == b.argmax(axis=1)))
   return Agreement(num_queries, *counted(count, len(a), confidence))

@@ -61,7 +61,7 @@ class Method(Protocol):
 
   def check(self, shape: Sequence[int]) -> None: ...  # raises for examples that it can not
   def look(self, view: View, guessed: Example) -> None: ...  # warns of what it will not do
-  def objective(self, found: ArrayTree, seen: ArrayTree, x: Array) -> Array: ...
+  def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array: ...
   def optimizer(self) -> optax.GradientTransformation: ...
   def project(self, x: Array) -> Array: ...
 
@@ -130,10 +130,10 @@ class Dlg:
         stacklevel=3,
       )
 
-  def objective(self, found: ArrayTree, seen: ArrayTree, x: Array) -> Array:
+  def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array:
     """|found - seen|^2 / |seen|^2."""
     del x
-    off = jax.tree.map(jnp.subtract, found, seen)
+    off = jax.tree.map(jnp.subtract, guessed, seen)
     return _dot(off, off) / _dot(seen, seen)
 
   def optimizer(self) -> optax.GradientTransformation:
@@ -181,9 +181,9 @@ class CosineAdam:
   def look(self, view: View, guessed: Example) -> None:
     """Warns of nothing."""
 
-  def objective(self, found: ArrayTree, seen: ArrayTree, x: Array) -> Array:
+  def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array:
     """1 - cos(found, seen) + total_variation * TV(x)."""
-    off = jax.tree.map(jnp.subtract, _directed(found), _directed(seen))
+    off = jax.tree.map(jnp.subtract, _directed(guessed), _directed(seen))
     # This form does not cancel where both point the same way.
     angle = _dot(off, off) / 2
     return angle + (
@@ -343,16 +343,16 @@ class Inversion:
       return float(value), np.asarray(slope, np.float64)
 
     def go_on(place: int, most: int) -> None:
-      found = line_search.descend(
+      descent = line_search.descend(
         differentiated,
         points[place],
         steps=most - taken[place],
         memory=method.memory,
         tolerance=method.tolerance,
       )
-      points[place] = found.x
-      objectives[place] = found.value
-      taken[place] += found.num_steps
+      points[place] = descent.x
+      objectives[place] = descent.value
+      taken[place] += descent.num_steps
 
     ended: list[int] = []
     for place in range(self.restarts):
@@ -410,8 +410,8 @@ class Inversion:
 
   def _objective(self, guess: dict[str, Array], seen: Any, known: Any) -> Array:
     labels = jax.nn.softmax(guess["logits"]) if known is None else known
-    found = self.view(Example(guess["x"], labels))
-    return self.method.objective(found, seen, guess["x"])
+    guessed = self.view(Example(guess["x"], labels))
+    return self.method.objective(guessed, seen, guess["x"])
 
   @functools.cached_property
   def _slopes(self) -> Callable[..., Any]:

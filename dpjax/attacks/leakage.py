@@ -33,7 +33,7 @@ import numpy as np
 from scipy import stats
 from scipy.spatial import distance
 
-from dpjax import validate
+from dpjax import _moved, validate
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
@@ -56,13 +56,13 @@ def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
   if count < 3:
     raise UserError(f"must be at least 3 to be shuffled, got {count}", field="records")
   rng = np.random.default_rng(seed)
-  found = []
+  shuffles = []
   for _ in range(num_null):
     order = rng.permutation(count)
     shuffle = np.empty(count, int)
     shuffle[order] = np.roll(order, 1)
-    found.append(shuffle)
-  return found
+    shuffles.append(shuffle)
+  return shuffles
 
 
 def _scored(
@@ -143,8 +143,9 @@ def dense_leakage(
   return _scored(score, len(units), num_null, seed)
 
 
+@_moved.rename_keywords(found="recovered")
 def recovered_leakage(
-  truth: HostArray, found: HostArray, *, num_null: int = 200, seed: int = 0
+  truth: HostArray, recovered: HostArray, *, num_null: int = 200, seed: int = 0
 ) -> LeakageScore:
   """Correlation of each record [n, ...] with its reconstruction from the gradient.
 
@@ -156,10 +157,10 @@ def recovered_leakage(
   1.0
   """
   a = _finite("truth", truth, 2)
-  b = _finite("found", found, 2)
+  b = _finite("recovered", recovered, 2)
   if a.shape != b.shape:
     raise UserError(
-      f"must have the shape of the truth, {a.shape}, got {b.shape}", field="found"
+      f"must have the shape of the truth, {a.shape}, got {b.shape}", field="recovered"
     )
   a = _unit(a.reshape(len(a), -1))
   b = _unit(b.reshape(len(b), -1))

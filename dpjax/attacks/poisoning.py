@@ -241,9 +241,9 @@ def poisoned(
   return dataclasses.replace(federation, dataset=dataset)
 
 
-def attacker_memory(own: Any = None) -> Any:
+def attacker_memory(inner: Any = None) -> Any:
   """Returns the first client state under `scaled_messages`: honest until `recruited`."""
-  return {"own": own, "attacker": jnp.zeros((), bool)}
+  return {"own": inner, "attacker": jnp.zeros((), bool)}
 
 
 def scaled_messages(client: ClientAlgorithm, factor: float) -> ClientAlgorithm:
@@ -284,11 +284,11 @@ def _lying(
 
   def finish(received: Any, carry: Any) -> Any:
     local, attacker = carry
-    sent, own, info = client.finish(received, local)
+    sent, inner, info = client.finish(received, local)
     lie = lambda leaf: jnp.where(attacker, change(leaf), leaf)
     # An attacker reports the length of its message, as an honest client does.
     info = info._replace(update_norm=jnp.where(attacker, norm, 1.0) * info.update_norm)
-    memory = {"own": own, "attacker": attacker}
+    memory = {"own": inner, "attacker": attacker}
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
 
   return ClientAlgorithm(init, step, finish)
@@ -303,8 +303,8 @@ def recruited(
   ones.
   """
   memories = state.memories
-  own = getattr(memories, "own", None)
-  if memories is None or not (isinstance(own, dict) and set(own) == _MEMORY):
+  inner = getattr(memories, "own", None)
+  if memories is None or not (isinstance(inner, dict) and set(inner) == _MEMORY):
     raise UserError("its clients were not made with memory=attacker_memory", field="state")
   places = _checked(attackers, memories.num_clients)
   # Other clients were never attackers, so their state needs no write.

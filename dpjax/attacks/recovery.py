@@ -71,8 +71,8 @@ def layer(seen: ArrayTree, name: str) -> dict[str, np.ndarray]:
   leaves = jax.tree_util.tree_leaves_with_path(seen)
   parts = [trees.path_parts(path) for path, _ in leaves]
   modules = sorted({"/".join(part[:-1]) for part in parts if part[-1:] == ["kernel"]})
-  found = [module for module in modules if f"/{module}".endswith(f"/{name}")]
-  if len(found) != 1:
+  matches = [module for module in modules if f"/{module}".endswith(f"/{name}")]
+  if len(matches) != 1:
     known = ", ".join(modules) or "none"
     raise UserError(
       f"must name one of the layers with a kernel: {known}", field="layer", value=name
@@ -80,7 +80,7 @@ def layer(seen: ArrayTree, name: str) -> dict[str, np.ndarray]:
   inside = {
     part[-1]: np.asarray(leaf, np.float64)
     for part, (_, leaf) in zip(parts, leaves)
-    if "/".join(part[:-1]) == found[0]
+    if "/".join(part[:-1]) == matches[0]
   }
   if inside["kernel"].ndim != 2:
     shape = inside["kernel"].shape
@@ -105,20 +105,20 @@ def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
   >>> first_dense({"dense_0": {"kernel": np.outer(x, delta), "bias": delta}}).tolist()
   [1.0, 2.0]
   """
-  found = layer(seen, name)
-  if "bias" not in found:
+  dense = layer(seen, name)
+  if "bias" not in dense:
     raise UserError(
       "must have a bias, by whose gradient is divided", field="layer", value=name
     )
-  kernel = found["kernel"]
-  bias = found["bias"]
+  kernel = dense["kernel"]
+  bias = dense["bias"]
   # Divided by its largest entry, so that its squares do not underflow.
   bias = bias / (np.max(np.abs(bias)) or 1.0)
   if not bias.any():
     raise NothingSent(
       "the gradient of its bias is 0; nothing of x is in it", field="layer", value=name
     )
-  return kernel @ bias / (bias @ bias) / (np.max(np.abs(found["bias"])))
+  return kernel @ bias / (bias @ bias) / (np.max(np.abs(dense["bias"])))
 
 
 def infer_labels(
@@ -150,8 +150,8 @@ def infer_labels(
   array([1])
   """
   validate.integer_at_least(1, batch_size=batch_size)
-  found = layer(gradient, name)
-  slope = found["bias"] if "bias" in found else found["kernel"].sum(0)
+  dense = layer(gradient, name)
+  slope = dense["bias"] if "bias" in dense else dense["kernel"].sum(0)
   count = len(slope)
   mean = np.full(count, 1 / count) if probabilities is None else np.asarray(probabilities)
   if mean.shape != (count,):

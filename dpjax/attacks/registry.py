@@ -466,8 +466,8 @@ def table(attacks: Iterable[Attack] = ATTACKS) -> str:
   <BLANKLINE>
   """
   head = ["attack", "target", "access", "what defends"]
-  told = lambda a: a.name if a.simulated else f"{a.name} (described only)"
-  rows = [[told(a), a.target, a.access, a.defends] for a in attacks]
+  label = lambda a: a.name if a.simulated else f"{a.name} (described only)"
+  rows = [[label(a), a.target, a.access, a.defends] for a in attacks]
   return markdown.table(head, rows)
 
 
@@ -488,8 +488,8 @@ def page() -> str:
     f"## Attacks and defences\n\n{table()}\n"
     "## What secure computation changes\n\n"
     "It hides what is computed on, and says nothing of what the result tells. Against parties\n"
-    "that follow the protocol, unless a room says more. Trusted execution needs hardware (SGX),\n"
-    "whose maker signs which program runs: it is described here, and not simulated.\n\n"
+    "that follow the protocol, unless a section says more. Trusted execution needs hardware\n"
+    "(SGX), whose maker signs which program runs: it is described here, and not simulated.\n\n"
     f"{markdown.table(_WAYS, _CHANGES)}\n"
     f"## Access\n\n{access}\n"
     f"## Adversaries\n\n"

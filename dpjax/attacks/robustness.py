@@ -182,8 +182,8 @@ def poisoning_grid(
     for name, attack in attacks.items():
       clean = measure_poisoning(apply, honest, attack, test)
       for attackers in groups:
-        found = train(colluding(aggregator, attack), attack, attackers)
-        measured = measure_poisoning(apply, found, attack, test)
+        params = train(colluding(aggregator, attack), attack, attackers)
+        measured = measure_poisoning(apply, params, attack, test)
         most = None if tolerates is None else tolerates(num_clients)
         who = (name, defence, len(attackers), num_clients, most)
         outcomes.append(PoisoningOutcome(*who, *measured, *clean))
@@ -208,20 +208,20 @@ def poisoning_table(outcomes: Sequence[PoisoningOutcome]) -> str:
   """
   if not outcomes:
     raise UserError("must hold at least one", field="outcomes")
-  columns = list(dict.fromkeys(one.defence for one in outcomes))
+  columns = list(dict.fromkeys(outcome.defence for outcome in outcomes))
   rows: dict[tuple[str, str], dict[str, str]] = {}
   honest: dict[str, str] = {}
-  for one in outcomes:
-    who = f"{one.num_attackers} of {one.num_clients}"
-    text = f"{one.accuracy.rate:.3f}"
-    if one.success is not None and one.clean_success is not None:
-      text += f" / {one.success.rate:.3f} ({one.clean_success.rate:.3f})"
-    if one.fails:
+  for outcome in outcomes:
+    who = f"{outcome.num_attackers} of {outcome.num_clients}"
+    text = f"{outcome.accuracy.rate:.3f}"
+    if outcome.success is not None and outcome.clean_success is not None:
+      text += f" / {outcome.success.rate:.3f} ({outcome.clean_success.rate:.3f})"
+    if outcome.fails:
       text += " FAILS"
-    if one.beyond:
+    if outcome.beyond:
       text += "*"
-    rows.setdefault((one.attack, who), {})[one.defence] = text
-    honest[one.defence] = f"{one.clean_accuracy.rate:.3f}"
+    rows.setdefault((outcome.attack, who), {})[outcome.defence] = text
+    honest[outcome.defence] = f"{outcome.clean_accuracy.rate:.3f}"
   rows[("none", f"0 of {outcomes[0].num_clients}")] = honest
   lines = [[*key, *(row.get(name, "") for name in columns)] for key, row in rows.items()]
   return markdown.table(["attack", "attackers", *columns], lines)

@@ -157,8 +157,8 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   true = int(curve.true_positives[at])
   # Ties may lower the count below the fixed rank. The interval covers both.
   low, high = (exact_interval(count, n, confidence) for count in (false, allowed))
-  found = exact_interval(true, curve.num_members, confidence)
-  return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), found)
+  interval = exact_interval(true, curve.num_members, confidence)
+  return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), interval)
 
 
 def loss_tail(
@@ -266,15 +266,15 @@ def slices(
   values, truth, group = (np.asarray(part) for part in (scores, membership, groups))
   if group.shape != truth.shape or group.dtype.kind not in "iu":
     raise UserError(f"must be integers [{truth.size}], one for each record", field="groups")
-  found: dict[int, Leakage | None] = {}
+  leakage_of: dict[int, Leakage | None] = {}
   for name in np.unique(group):
     mine = group == name
     both = truth[mine].any() and not truth[mine].all()
-    found[int(name)] = measure(values[mine], truth[mine], **options) if both else None
-  return found
+    leakage_of[int(name)] = measure(values[mine], truth[mine], **options) if both else None
+  return leakage_of
 
 
-def table(found: Mapping[str, Leakage]) -> str:
+def table(leakages: Mapping[str, Leakage]) -> str:
   """Table of attacks in Markdown, one row for each.
 
   A rate that so few non-members cannot show is marked <: its threshold let no non-member
@@ -286,9 +286,11 @@ def table(found: Mapping[str, Leakage]) -> str:
   | loss | 1.0000 (0.6915-1.0000) | 1.0000 (0.5705-1.0000) | 1.0000 (0.5319-1.0000) |
   <BLANKLINE>
   """
-  asked = {tuple(rate.fpr for rate in one.rates) for one in found.values()} or {()}
+  asked = {tuple(rate.fpr for rate in leakage.rates) for leakage in leakages.values()} or {
+    ()
+  }
   if len(asked) > 1:
-    raise UserError(f"was measured at different rates: {sorted(asked)}", field="found")
+    raise UserError(f"was measured at different rates: {sorted(asked)}", field="leakages")
   (rates,) = asked
   head = [
     "attack",
@@ -297,11 +299,13 @@ def table(found: Mapping[str, Leakage]) -> str:
   ]
   cell = lambda value, ends: f"{value:.4f} ({ends[0]:.4f}-{ends[1]:.4f})"
   rows = []
-  for name, one in found.items():
+  for name, leakage in leakages.items():
     shown = [
       ("" if rate.resolved else "< ") + cell(rate.tpr, rate.tpr_interval)
-      for rate in one.rates
+      for rate in leakage.rates
     ]
-    shown += [cell(one.auc, one.auc_interval)]
-    rows.append([name, *shown, cell(one.balanced_accuracy, one.balanced_accuracy_interval)])
+    shown += [cell(leakage.auc, leakage.auc_interval)]
+    rows.append(
+      [name, *shown, cell(leakage.balanced_accuracy, leakage.balanced_accuracy_interval)]
+    )
   return markdown.table(head, rows)

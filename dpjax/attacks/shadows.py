@@ -74,8 +74,8 @@ def each_as_target(
   >>> [evidence.shadows.shape for evidence, _ in each_as_target(halves + 0.0, halves)]
   [(4, 10), (4, 10), (4, 10), (4, 10), (4, 10), (4, 10)]
   """
-  given = np.atleast_2d(signals.numbers("scores", scores))
-  whole = Evidence(given[0], given, np.asarray(included))
+  score_rows = np.atleast_2d(signals.numbers("scores", scores))
+  whole = Evidence(score_rows[0], score_rows, np.asarray(included))
   for target, members in enumerate(whole.included):
     kept = ~np.all(whole.included == ~members, axis=1)
     kept[target] = False
@@ -164,16 +164,16 @@ def train_shadows(
   size = len(records) if num_scores is None else num_scores
   rows = np.asarray(included)
   paths = _files(records, rows, seed, directory, name)
-  found = [_read(path, size) for path in paths]
+  stored = [_read(path, size) for path in paths]
   for number in range(num_groups(len(rows), side_by_side)):
     group = range(number * side_by_side, min((number + 1) * side_by_side, len(rows)))
     # A group is trained where one of its scores is missing. Otherwise it is only read.
-    missing = any(found[index] is None for index in group)
+    missing = any(stored[index] is None for index in group)
     for index, params in zip(group, train(number) if missing else []):
-      found[index] = _asked(signal(params, records), size, index)
-      _write(paths[index], found[index])
+      stored[index] = _asked(signal(params, records), size, index)
+      _write(paths[index], stored[index])
     progress(group.stop, len(rows))
-  return np.stack([one for one in found if one is not None])
+  return np.stack([shadow for shadow in stored if shadow is not None])
 
 
 def num_groups(num_models: int, side_by_side: int) -> int:
@@ -212,11 +212,11 @@ def shadow_models(
 
   def train(group: int) -> list[Params]:
     start = group * side_by_side
-    own = range(start, min(start + width, len(rows)))
+    numbers = range(start, min(start + width, len(rows)))
     # The last group repeats its last shadow, so that one program serves all.
-    padded = [min(start + place, own[-1]) for place in range(width)]
+    padded = [min(start + place, numbers[-1]) for place in range(width)]
     states = _trained(pipeline, records, rows[padded], padded, seed)
-    return [released(state) for state in states[: len(own)]]
+    return [released(state) for state in states[: len(numbers)]]
 
   return train
 
@@ -262,14 +262,14 @@ def _trained(
     for key, first in zip(noise, init)
   ]
   parts = [records.subset(np.flatnonzero(row)) for row in rows]
-  streams = [pipeline.batches(part, number) for part, number in zip(parts, seeds)]
+  batches = [pipeline.batches(part, number) for part, number in zip(parts, seeds)]
   if len(indices) == 1:
     step = functools.partial(pipeline.step, noise[0])
-    return [functools.reduce(step, streams[0], states[0])]
+    return [functools.reduce(step, batches[0], states[0])]
   state = _stacked(states)
   keys = _stacked(noise)
   # strict: every shadow must have as many batches as the others.
-  for together in zip(*streams, strict=True):
+  for together in zip(*batches, strict=True):
     state = pipeline.step(keys, state, _stacked(together))
   return [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(len(indices))]
 

@@ -87,11 +87,11 @@ def log_odds_of_logits(logits: HostArray, labels: HostArray) -> np.ndarray:
   >>> log_odds_of_logits([[np.log(3.0), 0.0, 0.0]], [0]).round(4)  # log(3 / 2)
   array([0.4055])
   """
-  scores, own = _picked(numbers("logits", logits), labels)
+  scores, is_label = _picked(numbers("logits", logits), labels)
   # -inf leaves the record's own logit out of the others.
-  others = np.where(own, -np.inf, scores)
-  found = scores[own].reshape(scores.shape[:-1]) - special.logsumexp(others, axis=-1)
-  return np.clip(found, -LARGEST, LARGEST)
+  others = np.where(is_label, -np.inf, scores)
+  gap = scores[is_label].reshape(scores.shape[:-1]) - special.logsumexp(others, axis=-1)
+  return np.clip(gap, -LARGEST, LARGEST)
 
 
 def _picked(logits: np.ndarray, labels: HostArray) -> tuple[np.ndarray, np.ndarray]:
@@ -140,10 +140,10 @@ def soft_margin_taylor(
   validate.positive(temperature=temperature)
   validate.non_negative(margin=margin)
   validate.integer_at_least(1, order=order)
-  scores, own = _picked(numbers("logits", logits) / temperature, labels)
+  scores, is_label = _picked(numbers("logits", logits) / temperature, labels)
   series = lambda x: sum(x**i / math.factorial(i) for i in range(order))
-  mine = series(scores[own].reshape(scores.shape[:-1]) - margin)
-  others = np.sum(np.where(own, 0.0, series(scores)), axis=-1)
+  mine = series(scores[is_label].reshape(scores.shape[:-1]) - margin)
+  others = np.sum(np.where(is_label, 0.0, series(scores)), axis=-1)
   # One infinite series divided by another is NaN, and counts as the least confidence.
   with np.errstate(divide="ignore", invalid="ignore"):
     return np.clip(np.nan_to_num(mine / (mine + others)), _TINY, 1.0)
@@ -171,17 +171,17 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
         f"must return logits [{x.shape[0]}, K] with K >= 2, got {logits.shape}",
         field="apply",
       )
-    own = jnp.arange(logits.shape[1])[None] == y[:, None]
+    is_label = jnp.arange(logits.shape[1])[None] == y[:, None]
     # -inf leaves the record's own logit out of the others.
-    others = jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=1)
-    found = jnp.sum(jnp.where(own, logits, 0), axis=1) - others
-    return jnp.where(own.any(axis=1), found, jnp.nan)
+    others = jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), axis=1)
+    gap = jnp.sum(jnp.where(is_label, logits, 0), axis=1) - others
+    return jnp.where(is_label.any(axis=1), gap, jnp.nan)
 
   def signal(params: Params, records: Labelled) -> np.ndarray:
     x = np.asarray(records.x)
     y = np.asarray(records.y)
-    found = by_parts(lambda part: ask(params, x[part], y[part]), len(y), batch_size)
-    return np.clip(found, -LARGEST, LARGEST)
+    gaps = by_parts(lambda part: ask(params, x[part], y[part]), len(y), batch_size)
+    return np.clip(gaps, -LARGEST, LARGEST)
 
   return signal
 

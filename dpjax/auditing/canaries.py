@@ -142,15 +142,15 @@ def insert_canaries(
     np.random.default_rng, np.random.SeedSequence([seed, _STREAM]).spawn(3)
   )
   rows = np.sort(rows_rng.choice(len(train), num_canaries, replace=False))
-  made = changed(train.subset(rows).read(), kind, change_rng)
+  changed_records = changed(train.subset(rows).read(), kind, change_rng)
   if keep_labels:
     if kind != "random":
       raise UserError("not with keep_labels=True; use 'random'", field="kind", value=kind)
-    made = dataclasses.replace(made, y=train.y[rows])
+    changed_records = dataclasses.replace(changed_records, y=train.y[rows])
   included = coin_rng.random(num_canaries) < 0.5
-  mixed = train.replaced(rows[included], made.subset(included))
+  mixed = train.replaced(rows[included], changed_records.subset(included))
   left = _without(mixed, rows[~included], neighboring_relation)
-  return left, Canaries(made, included, kind)
+  return left, Canaries(changed_records, included, kind)
 
 
 def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:

@@ -239,14 +239,14 @@ def _trainers(
       f"the canaries hold no records; use {DIRECTION!r}", field="kind", value=kind
     )
   whole = federation.dataset
-  made = records.changed(federation.dataset.subset(rows), kind, rng)
+  changed_records = records.changed(federation.dataset.subset(rows), kind, rng)
   x = whole.x.copy()
   y = whole.y.copy()
   come = included[owners]
-  x[rows[come]], y[rows[come]] = made.x[come], made.y[come]
+  x[rows[come]], y[rows[come]] = changed_records.x[come], changed_records.y[come]
   mixed = dataclasses.replace(whole, x=x, y=y)
   changed = dataclasses.replace(federation, dataset=mixed)
-  return changed, CanaryClients(included, kind, made, owners, None, places)
+  return changed, CanaryClients(included, kind, changed_records, owners, None, places)
 
 
 def _without(federation: Federation, places: np.ndarray, relation: str) -> Federation:
@@ -309,8 +309,8 @@ class OwnParameters(NamedTuple):
   def one(self, number: Array, like: ArrayTree) -> Any:
     """The direction of canary `number`, from 0, as a tree like the parameters."""
     zeros: Any = trees.zeros(like)
-    own = jax.nn.one_hot(number, self.count, dtype=zeros["canaries"].dtype)
-    return zeros | {"canaries": own}
+    one_hot = jax.nn.one_hot(number, self.count, dtype=zeros["canaries"].dtype)
+    return zeros | {"canaries": one_hot}
 
 
 def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
@@ -373,17 +373,19 @@ def sender(
   def step(received: Any, work: _Work, rows: _Marked, mask: Array) -> _Work:
     # A canary holds one row, so the sum is its number.
     number = jnp.sum(jnp.where(mask, rows.numbers, 0))
-    own = client.step(received, work.own, rows.examples, mask)
-    return _Work(own, jnp.where(number == 0, work.number, number))
+    inner = client.step(received, work.own, rows.examples, mask)
+    return _Work(inner, jnp.where(number == 0, work.number, number))
 
   def finish(received: Any, work: _Work) -> Any:
     sent, memory, info = client.finish(received, work.own)
     name = next(name for name in _SENT if name in sent.message)
-    found = directions.one(jnp.abs(work.number) - 1, sent.message[name])
+    direction = directions.one(jnp.abs(work.number) - 1, sent.message[name])
     length = _LENGTH * l2_clip_norm * jnp.sign(work.number)
-    message = trees.zeros(sent.message) | {name: trees.scale(found, length)}
+    message = trees.zeros(sent.message) | {name: trees.scale(direction, length)}
     is_one = work.number != 0
-    chosen = lambda own, given: jnp.where(is_one, jnp.asarray(given, own.dtype), own)
+    chosen = lambda honest, canary: jnp.where(
+      is_one, jnp.asarray(canary, honest.dtype), honest
+    )
     message = jax.tree.map(chosen, sent.message, message)
     weight = jnp.where(is_one, jnp.ones_like(sent.weight), sent.weight)
     return sent._replace(message=message, weight=weight), memory, info
@@ -422,8 +424,8 @@ def heard(
   """
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> _Heard:
-    own = client.init(received, memory["own"], num_examples, key)
-    return _Heard(own, memory["heard"])
+    inner = client.init(received, memory["own"], num_examples, key)
+    return _Heard(inner, memory["heard"])
 
   def step(received: Any, work: _Heard, rows: Any, mask: Array) -> _Heard:
     return work._replace(own=client.step(received, work.own, rows, mask))
@@ -444,9 +446,9 @@ def heard(
   return ClientAlgorithm(init, step, finish)
 
 
-def heard_memory(own: ArrayTree) -> Any:
-  """Returns the first client state under `heard`; `own` is the client's own."""
-  return {"own": own, "heard": jnp.zeros((), jnp.float32)}
+def heard_memory(inner: ArrayTree) -> Any:
+  """Returns the first client state under `heard`; `inner` is the client's own."""
+  return {"own": inner, "heard": jnp.zeros((), jnp.float32)}
 
 
 def heard_scores(states: ClientStates, canaries: CanaryClients) -> Scores:
@@ -531,8 +533,8 @@ def seeing(
   def one_round(state: Any, cohort: Cohort) -> Any:
     clients = in_sum(cohort, int(state.round))
     factor = np.where(np.isin(canaries.places, clients), len(clients) / divisor, 0.0)
-    told = jnp.asarray(factor, jnp.float32)
-    tell = lambda node: node._replace(present=told) if _is_watched(node) else node
+    present = jnp.asarray(factor, jnp.float32)
+    tell = lambda node: node._replace(present=present) if _is_watched(node) else node
     return algorithm.round(jax.tree.map(tell, state, is_leaf=_is_watched), cohort)
 
   return algorithm._replace(round=one_round)
@@ -600,18 +602,18 @@ def direction_scores(
   directions: Directions | OwnParameters, moved: ArrayTree, canaries: CanaryClients
 ) -> Scores:
   """Lengths of the parameters' total movement along each canary's direction."""
-  found = jax.jit(lambda moved: along(directions, moved))(moved)
-  return records.split_scores(found, canaries)
+  scores = jax.jit(lambda moved: along(directions, moved))(moved)
+  return records.split_scores(scores, canaries)
 
 
 def watched_scores(
   directions: Directions | OwnParameters, state: ArrayTree, canaries: CanaryClients
 ) -> Scores:
   """Scores of `watching`, from the state of the federated algorithm."""
-  found = [x for x in jax.tree.leaves(state, is_leaf=_is_watched) if _is_watched(x)]
-  if found[0].scores is None:
-    return direction_scores(directions, found[0].total, canaries)
-  return records.split_scores(found[0].scores, canaries)
+  watched = [x for x in jax.tree.leaves(state, is_leaf=_is_watched) if _is_watched(x)]
+  if watched[0].scores is None:
+    return direction_scores(directions, watched[0].total, canaries)
+  return records.split_scores(watched[0].scores, canaries)
 
 
 def client_loss_scores(

@@ -117,7 +117,7 @@ def final_model_scores(
   y = np.concatenate((records.y, target.y))
   with_target = dataclasses.replace(records, x=x, y=y)
   finals = _finals(loss_fn, plan, tx, params, target)
-  found = []
+  scores = []
   for world, data in enumerate((records, with_target)):
     # Nothing is sampled, so every step has this batch.
     batch = jax.tree.map(jnp.asarray, next(iter(plan.batches(data, rng=0))))
@@ -130,10 +130,10 @@ def final_model_scores(
     for start in range(0, len(keys), width):
       losses.extend(np.asarray(finals(keys[start : start + width], batch)))
       progress(world * num_models + min(len(losses), num_models), 2 * num_models)
-    found.append(-np.array(losses[:num_models], np.float64))
-  if not np.isfinite(found).all():
+    scores.append(-np.array(losses[:num_models], np.float64))
+  if not np.isfinite(scores).all():
     raise UserError("the target's loss is not finite: a training diverged", field="loss_fn")
-  return Scores(inside=found[1], outside=found[0])
+  return Scores(inside=scores[1], outside=scores[0])
 
 
 def _finals(
@@ -142,10 +142,10 @@ def _finals(
   """Returns (keys [S], batch of every step) -> the target's final loss [S]."""
   asked = Example(jnp.asarray(target.x[0]), jnp.asarray(target.y[0]))
 
-  def one(key: Array, batch: Batch) -> Array:
+  def final_model(key: Array, batch: Batch) -> Array:
     init, step = training.dp_sgd(loss_fn, plan, tx, noise_key=key)
     body = lambda _, state: step(state, batch)[0]
     state = jax.lax.fori_loop(0, plan.num_steps, body, init(params))
     return loss_fn(training.eval_params(state), asked)
 
-  return jax.jit(gradients.canonical_convolutions(jax.vmap(one, (0, None))))
+  return jax.jit(gradients.canonical_convolutions(jax.vmap(final_model, (0, None))))

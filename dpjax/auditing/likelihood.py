@@ -35,10 +35,10 @@ def trial_scores(draw: Draw, score: Score, *, num_trials: int, seed: int) -> Sco
   """
   validate.integer_at_least(2, num_trials=num_trials)
   validate.integer_at_least(0, seed=seed)
-  streams = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2)]
+  generators = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2)]
   outside, inside = (
     np.asarray(score(draw(which, rng, num_trials)), np.float64)
-    for which, rng in enumerate(streams)
+    for which, rng in enumerate(generators)
   )
   if not inside.shape == outside.shape == (num_trials,):
     raise UserError(

@@ -146,9 +146,9 @@ def clopper_pearson(scores: Scores, *, delta: float, confidence: float = 0.95) -
   end = special.ndtri(1 / (n + 1))
   ranks = _at(special.ndtr(np.linspace(end, -end, _EXTREMES)), n)
   rates = _rates(scores, confidence, ranks)
-  one = _log_ratio(1 - rates.false_negative - delta, rates.false_positive)
+  first = _log_ratio(1 - rates.false_negative - delta, rates.false_positive)
   other = _log_ratio(1 - rates.false_positive - delta, rates.false_negative)
-  return max(0.0, one, other)
+  return max(0.0, first, other)
 
 
 def _log_ratio(numerator: np.ndarray, denominator: np.ndarray) -> float:
@@ -531,9 +531,9 @@ def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   truth = np.arange(values.size) < inside
   # Equal scores count as wrong as possible.
   order = np.lexsort((truth, -values))
-  found = int(np.sum(truth[order[:inside]]))
+  right_inside = int(np.sum(truth[order[:inside]]))
   # Each missed canary has a wrong one in its place.
-  correct = values.size - 2 * (inside - found)
+  correct = values.size - 2 * (inside - right_inside)
   right = (1 + claim.total_variation) / 2
   # One fewer: mistakes come in pairs, and a threshold that depends on the scores gains a
   # little.

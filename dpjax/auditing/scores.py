@@ -31,11 +31,11 @@ class CanaryScores(Scores):
     >>> CanaryScores.parted(np.array([3.0, 1.0, 2.0]), np.array([True, False, True])).numbers
     array([0, 2, 1])
     """
-    made = cls(values[included], values[~included])
-    made.numbers = np.concatenate([np.flatnonzero(included), np.flatnonzero(~included)])
-    return made
+    scores = cls(values[included], values[~included])
+    scores.numbers = np.concatenate([np.flatnonzero(included), np.flatnonzero(~included)])
+    return scores
 
   def _replace(self, **changes: Any) -> CanaryScores:
-    made = super()._replace(**changes)
-    made.numbers = self.numbers
-    return made
+    scores = super()._replace(**changes)
+    scores.numbers = self.numbers
+    return scores

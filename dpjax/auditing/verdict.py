@@ -143,20 +143,20 @@ class Audit:
     """
     indicative = METHODS[self.method].indicative
     sure = "indicative, no" if indicative else f"{lower(100 * self.confidence)}%"
-    found = (
+    bound = (
       f"epsilon >= {lower(self.epsilon_lower)} ({self.method}, {sure} confidence, "
       f"delta={upper(self.delta)})"
     )
     if self.epsilon_claimed is None:
-      return f"{found}; no epsilon is claimed"
+      return f"{bound}; no epsilon is claimed"
     claim = f"the claimed {upper(self.epsilon_claimed)}"
     word = self._reason(self)
     if self.epsilon_lower > self.epsilon_claimed:
-      return f"{word}: {found}, above {claim}"
+      return f"{word}: {bound}, above {claim}"
     if word:
-      return f"{word}: {self._unlikely(word)}; {found}, {claim}"
-    told = f"{found}, {claim}{self._at_best()}"
-    return f"not refuted: {told}; an audit cannot show that a run is private"
+      return f"{word}: {self._unlikely(word)}; {bound}, {claim}"
+    comparison = f"{bound}, {claim}{self._at_best()}"
+    return f"not refuted: {comparison}; an audit cannot show that a run is private"
 
   def _unlikely(self, word: str) -> str:
     is_proof = word == "REFUTED"
@@ -221,12 +221,12 @@ def audit(
   True
   """
   validate.one_of(METHODS, method=method)
-  found = {
+  bounds = {
     name: bound(scores, delta=delta, confidence=confidence)
     for name, bound in METHODS.items()
     if delta or name == method or not bound.gaussian_only
   }
-  chosen = found.pop(method)
+  chosen = bounds.pop(method)
   at_best = ceiling(
     len(scores.inside) + len(scores.outside),
     num_inside=len(scores.inside),
@@ -237,7 +237,7 @@ def audit(
   )
   p_values = _p_values(scores, claim)
   return Audit(
-    chosen, method, confidence, delta, epsilon_claimed, found, *p_values, ceiling=at_best
+    chosen, method, confidence, delta, epsilon_claimed, bounds, *p_values, ceiling=at_best
   )
 
 

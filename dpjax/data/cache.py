@@ -71,14 +71,14 @@ def rows(
     UserError: a folder that cannot be one, is open to others, or is full.
   """
   _own(where)
-  found = _look(where, wanted, shape, tell)
-  if found is not None:
-    return found
+  stored = _look(where, wanted, shape, tell)
+  if stored is not None:
+    return stored
   with _alone(where, tell):
     # Checked again under the lock: another process may have been faster.
-    found = _look(where, wanted, shape, tell)
-    if found is not None:
-      return found
+    stored = _look(where, wanted, shape, tell)
+    if stored is not None:
+      return stored
     # No other process writes now, so partial files are from processes that were stopped.
     for path in where.glob(f"*{_PARTIAL}"):
       path.unlink()
@@ -148,10 +148,10 @@ def _look(
       continue
     # A truncated file is removed below.
     with contextlib.suppress(UserError):
-      found = _opened(path, shape)
-      if _digest(found.chunks()) == head.get("sha256"):
+      opened = _opened(path, shape)
+      if _digest(opened.chunks()) == head.get("sha256"):
         tell(f"features are read from {path}")
-        return found
+        return opened
     path.unlink(missing_ok=True)
     tell(f"{path} was damaged and is removed; its features are computed again")
   return None
@@ -162,10 +162,10 @@ def _opened(path: pathlib.Path, shape: tuple[int, ...]) -> Rows:
 
 
 def _digest(chunks: Iterable[np.ndarray]) -> str:
-  found = hashlib.sha256()
+  sha256 = hashlib.sha256()
   for chunk in chunks:
-    found.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
-  return found.hexdigest()
+    sha256.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
+  return sha256.hexdigest()
 
 
 def _written(

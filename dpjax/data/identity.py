@@ -2,7 +2,7 @@
 
 The digest is a fixed function of the data, without noise: anyone who sees it, or anything else
 that follows from it without noise, can confirm a guess of the whole data set. So it is as
-secret as the data. `experiments.run.streams` derives keys from it; checkpoints hold it.
+secret as the data. `experiments.run.run_keys` derives keys from it; checkpoints hold it.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def digest(data: Labelled | Federation) -> bytes:
   return hashed.digest()
 
 
-def _add(found: Any, array: np.ndarray | Rows) -> None:
-  found.update(f"{array.dtype.str} {array.shape} ".encode())
+def _add(sha256: Any, array: np.ndarray | Rows) -> None:
+  sha256.update(f"{array.dtype.str} {array.shape} ".encode())
   for chunk in array.chunks() if isinstance(array, Rows) else [array]:
     # An empty array has no bytes to view.
     if chunk.size:
-      found.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
+      sha256.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
 
 
 def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
@@ -86,7 +86,7 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
 
   The digest stays that of `source`, so that it is equal where features differ in their last
   bits: on another device, or with another number of threads. Anyone who uses this binds the rule
-  too (a run's streams depend on its whole config).
+  too (a run's keys depend on its whole config).
 
   >>> from dpjax.data.dataset import from_arrays
   >>> source = from_arrays(np.ones((2, 1)), [0, 1], num_classes=2)

@@ -118,17 +118,17 @@ def image_folder(
 
 def _files(path: pathlib.Path, declared: Images) -> dict[str, list[tuple[str, int]]]:
   """Returns files of each split, relative to the folder, with the number of their class."""
-  found: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
+  by_split: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
   if declared.test_share is None:
-    _only(path, (*found, DECLARATION))
-    for split, files in found.items():
+    _only(path, (*by_split, DECLARATION))
+    for split, files in by_split.items():
       files += _of_classes(path, split, declared)
-    return found
+    return by_split
   _only(path, (*declared.classes, DECLARATION))
   for name, label in _of_classes(path, "", declared):
     share = tables.hashed_text(name, declared.salt)
-    found["test" if share < declared.test_share else "train"].append((name, label))
-  return found
+    by_split["test" if share < declared.test_share else "train"].append((name, label))
+  return by_split
 
 
 def _only(path: pathlib.Path, known: tuple[str, ...]) -> None:
@@ -148,7 +148,7 @@ def _only(path: pathlib.Path, known: tuple[str, ...]) -> None:
 def _of_classes(path: pathlib.Path, split: str, declared: Images) -> list[tuple[str, int]]:
   if split:
     _only(path / split, declared.classes)
-  found = []
+  labelled = []
   for label, name in enumerate(declared.classes):
     folder = pathlib.PurePath(split, name)
     try:
@@ -160,8 +160,8 @@ def _of_classes(path: pathlib.Path, split: str, declared: Images) -> list[tuple[
         continue
       if not each.lower().endswith(_SUFFIXES):
         raise UserError(f"{folder / each}: must be a .png or .jpg file")
-      found.append((str(folder / each), label))
-  return found
+      labelled.append((str(folder / each), label))
+  return labelled
 
 
 class _Source:

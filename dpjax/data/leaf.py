@@ -94,8 +94,8 @@ def _split(
   full = [part for part in parts if len(part.y)]
   kinds = {(part.x.shape[1:], part.is_text, part.next_character) for part in full}
   if len(kinds) != 1:
-    told = ", ".join(sorted(str(kind[0]) for kind in kinds)) or "none"
-    raise UserError(f"{split}: examples must be of one kind and shape, found {told}")
+    listed = ", ".join(sorted(str(kind[0]) for kind in kinds)) or "none"
+    raise UserError(f"{split}: examples must be of one kind and shape, found {listed}")
   _, is_text, next_character = kinds.pop()
   declared = _BYTES if next_character else num_classes
   if declared is None:
@@ -138,8 +138,8 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
     if sorted(users) != sorted(data):
       raise UserError('"users" must name those of "user_data", each once')
     yield from (_part(user, data[user], max_length) for user in users)
-    told = held.get("num_samples", [len(data[user]["y"]) for user in users])
-    if told != [len(data[user]["y"]) for user in users]:
+    declared = held.get("num_samples", [len(data[user]["y"]) for user in users])
+    if declared != [len(data[user]["y"]) for user in users]:
       raise UserError('"num_samples" are not the numbers of samples in "user_data"')
   except UserError as error:
     raise error.at(f"{path.parent.name}/{path.name}") from error
@@ -152,12 +152,12 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   """Refuses duplicate names: JSON would keep the last, and lose a user's first records."""
-  found = dict(pairs)
-  if len(found) != len(pairs):
+  mapping = dict(pairs)
+  if len(mapping) != len(pairs):
     seen: set[str] = set()
     twice = next(name for name, _ in pairs if name in seen or seen.add(name))
     raise UserError(f"{twice!r} is there twice")
-  return found
+  return mapping
 
 
 def _part(user: str, data: dict[str, list], max_length: int) -> _Part:

@@ -93,16 +93,20 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
   >>> texts([b"ann", "ann", 7, np.int64(7)])
   ['ann', 'ann', '7', '7']
   """
-  found: list[Any] = [
-    one.item() if isinstance(one, np.generic | np.ndarray) and one.ndim == 0 else one
-    for one in client_ids
+  plain_ids: list[Any] = [
+    client_id.item()
+    if isinstance(client_id, np.generic | np.ndarray) and client_id.ndim == 0
+    else client_id
+    for client_id in client_ids
   ]
-  kinds = set(map(type, found))
+  kinds = set(map(type, plain_ids))
   if not kinds <= {str, bytes, int}:
-    wrong = next(one for one in found if type(one) not in (str, bytes, int))
+    wrong = next(
+      client_id for client_id in plain_ids if type(client_id) not in (str, bytes, int)
+    )
     raise UserError(f"must be text or integers, got {wrong!r:.60}", field="client_ids")
   try:
-    ids = list(map(_text, found))
+    ids = list(map(_text, plain_ids))
     # Fails for a lone surrogate, which UTF-8 cannot encode.
     "".join(ids).encode()
   except UnicodeError as error:
@@ -129,9 +133,9 @@ def paired(train: Federation, test: Federation, name: str) -> Pair:
   """Returns both if their examples have the same type and shape."""
   kinds = [(fed.dataset.x.shape[1:], fed.dataset.x.dtype) for fed in (train, test)]
   if kinds[0] != kinds[1]:
-    told = " and ".join(f"{dtype} {shape}" for shape, dtype in kinds)
+    shapes = " and ".join(f"{dtype} {shape}" for shape, dtype in kinds)
     raise UserError(
-      f"train and test differ in what one example is: {told}", field="name", value=name
+      f"train and test differ in what one example is: {shapes}", field="name", value=name
     )
   if not (len(train) and len(test)):
     raise UserError(
@@ -202,12 +206,12 @@ def _of_user(name: str, client_id: str, max_examples: int | None) -> Pair:
         field=field,
         value=value,
       )
-  made = names.call(name, "data.name")
-  pair = isinstance(made, tuple) and len(made) == 2
-  if not pair or not all(isinstance(part, Federation) for part in made):
+  federations = names.call(name, "data.name")
+  pair = isinstance(federations, tuple) and len(federations) == 2
+  if not pair or not all(isinstance(part, Federation) for part in federations):
     raise UserError(
-      f"must return (train, test), two dpjax.data.Federation, not {made!r:.60}",
+      f"must return (train, test), two dpjax.data.Federation, not {federations!r:.60}",
       field="data.name",
       value=name,
     )
-  return paired(made[0], made[1], name)
+  return paired(federations[0], federations[1], name)

@@ -41,26 +41,26 @@ _UNREADABLE = (
 )
 
 
-def arrays_of(path: pathlib.Path, told: str) -> dict[str, np.ndarray]:
-  """Reads the arrays of an archive by name. Raises UserError with `told` and the reason."""
-  no_pipe(path, told)
+def arrays_of(path: pathlib.Path, label: str) -> dict[str, np.ndarray]:
+  """Reads the arrays of an archive by name. Raises UserError with `label` and the reason."""
+  no_pipe(path, label)
   try:
     # Pickles can run code. NumPy does not close the file of a bad archive.
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
       arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:
-    raise UserError(f"{told}: there is no such file") from error
+    raise UserError(f"{label}: there is no such file") from error
   # A bare .npy array has no `with`.
   except (AttributeError, TypeError) as error:
-    raise UserError(f"{told}: is not an .npz archive") from error
+    raise UserError(f"{label}: is not an .npz archive") from error
   except _UNREADABLE as error:
     # NumPy takes a file that is no archive for a pickle, and advises to load it unsafely.
     reason = "no zip file" if "unsafely" in str(error) else first_line(error)
-    raise UserError(f"{told}: is not a readable .npz archive ({reason})") from error
+    raise UserError(f"{label}: is not a readable .npz archive ({reason})") from error
   # For a member that is no array, NumPy returns bytes.
   odd = [key for key, value in arrays.items() if not isinstance(value, np.ndarray)]
   if odd:
-    raise UserError(f"{told}: its member {odd[0]!r:.60} is no .npy array")
+    raise UserError(f"{label}: its member {odd[0]!r:.60} is no .npy array")
   return arrays
 
 
@@ -73,15 +73,17 @@ def _declared(arrays: dict[str, np.ndarray], key: str) -> int | None:
   return int(declared)
 
 
-def _num_classes(arrays: dict[str, np.ndarray], given: int | None) -> int:
+def _num_classes(arrays: dict[str, np.ndarray], asked_classes: int | None) -> int:
   declared = _declared(arrays, "num_classes")
-  if declared is None and given is None:
+  if declared is None and asked_classes is None:
     raise UserError(
       f"{UNDECLARED}, or as an integer `num_classes` in the file", field="num_classes"
     )
-  if None not in (declared, given) and declared != given:
-    raise UserError(f"the file declares {declared}", field="num_classes", value=given)
-  return given if declared is None else declared  # type: ignore[return-value]
+  if None not in (declared, asked_classes) and declared != asked_classes:
+    raise UserError(
+      f"the file declares {declared}", field="num_classes", value=asked_classes
+    )
+  return asked_classes if declared is None else declared  # type: ignore[return-value]
 
 
 def _split(arrays: dict[str, Any], split: str, **common: Any) -> Dataset:
@@ -98,14 +100,14 @@ def _split(arrays: dict[str, Any], split: str, **common: Any) -> Dataset:
 
 
 def _both(
-  arrays: dict[str, np.ndarray], name: str, given: int | None
+  arrays: dict[str, np.ndarray], name: str, asked_classes: int | None
 ) -> tuple[Dataset, Dataset]:
   missing = [key for key in KEYS if key not in arrays]
   if missing:
     have = ", ".join(sorted(arrays)) or "nothing"
     raise UserError(f"has no {', '.join(missing)} (it holds {have})")
   public = {
-    "num_classes": _num_classes(arrays, given),
+    "num_classes": _num_classes(arrays, asked_classes),
     "vocab_size": _declared(arrays, "vocab_size"),
   }
   size = _declared(arrays, "num_examples")
@@ -206,8 +208,8 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
       f"{path.name}: is not a readable .npy array ({first_line(error)})"
     ) from error
   if dtype.hasobject or (by_column and len(shape) > 1):
-    told = "holds pickled objects" if dtype.hasobject else "is in Fortran order"
-    raise UserError(f"{path.name}: {told}, so its rows cannot be read by place")
+    reason = "holds pickled objects" if dtype.hasobject else "is in Fortran order"
+    raise UserError(f"{path.name}: {reason}, so its rows cannot be read by place")
   # Checked before any allocation: a header can claim any number of bytes.
   promised = math.prod(shape) * dtype.itemsize
   if min(shape, default=0) < 0 or promised > size:

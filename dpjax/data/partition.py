@@ -305,10 +305,10 @@ def _deal_classes(
   owners = np.zeros(num_examples, np.int64)
   held = np.zeros(num_clients, np.int64)
   for rows in classes:
-    room = held < num_examples / num_clients
-    shares = _dirichlet(random, np.full(num_clients, float(alpha))) * room
+    is_below_mean = held < num_examples / num_clients
+    shares = _dirichlet(random, np.full(num_clients, float(alpha))) * is_below_mean
     # If all shares of unfilled clients underflow, these clients get equal shares.
-    shares = shares if shares.sum() > 0 else room.astype(float)
+    shares = shares if shares.sum() > 0 else is_below_mean.astype(float)
     counts = _counts(len(rows), shares / shares.sum())
     owners[random.permutation(rows)] = np.repeat(np.arange(num_clients), counts)
     held += counts
@@ -322,12 +322,12 @@ def _draw_classes(
   overdrawn."""
   taken = np.zeros_like(left)
   while (missing := size - taken.sum()) > 0:
-    room = left - taken
-    weights = np.where(room > 0, shares, 0.0)
-    weights = weights if weights.sum() > 0 else room.astype(float)
+    remaining = left - taken
+    weights = np.where(remaining > 0, shares, 0.0)
+    weights = weights if weights.sum() > 0 else remaining.astype(float)
     drawn = random.multinomial(missing, weights / weights.sum())
     # Requests for an exhausted class are drawn again.
-    taken += np.minimum(drawn, room)
+    taken += np.minimum(drawn, remaining)
   return taken
 
 
@@ -344,13 +344,13 @@ def _cut(
 ) -> Indices:
   """Cuts a permutation: each client gets min_size rows and a share of those left over."""
   validate.integer_at_least(0, min_size=min_size)
-  rest = num_examples - min_size * len(shares)
-  if rest < 0:
+  remaining = num_examples - min_size * len(shares)
+  if remaining < 0:
     raise UserError(
       f"{len(shares)} clients need {min_size * len(shares)} examples, there "
       f"are {num_examples}",
       field="min_size",
       value=min_size,
     )
-  sizes = min_size + _counts(rest, shares)
+  sizes = min_size + _counts(remaining, shares)
   return np.split(random.permutation(num_examples), np.cumsum(sizes)[:-1])

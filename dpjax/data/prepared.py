@@ -179,9 +179,9 @@ def _pick_keys(info: Any) -> tuple[str, str]:
   keys = info.supervised_keys
   if isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(k, str) for k in keys):
     return keys
-  found = [key for key in ("image", "text") if key in info.features]
-  if found and "label" in info.features:
-    return found[0], "label"
+  inputs = [key for key in ("image", "text") if key in info.features]
+  if inputs and "label" in info.features:
+    return inputs[0], "label"
   raise UserError(
     "must have an image or a text and a label as features, has "
     + ", ".join(sorted(info.features))
@@ -226,18 +226,18 @@ class _Records:
   """Inputs of a split as tensorflow-datasets decodes them, read by place. This is several
   times faster than its own reader, which decodes every feature of a record."""
 
-  def __init__(self, source: Any, key: str, max_length: int, told: Callable[[], Any]):
+  def __init__(self, source: Any, key: str, max_length: int, errors: Callable[[], Any]):
     self._records = source.data_source
     self._key = key
-    self._told = told
+    self._told = errors
     self._feature = source.dataset_info.features[key]
     self._decode = _decoder(source[0][key], max_length)
     self._paths = source.dataset_info.splits[source.split].filepaths
     self._known = self._identity()
 
   def _identity(self) -> list[tuple[int, ...]]:
-    found = [os.stat(path) for path in self._paths]
-    return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
+    stats = [os.stat(path) for path in self._paths]
+    return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
 
   def __len__(self) -> int:
     return len(self._records)
@@ -253,23 +253,23 @@ class _Records:
   def read(self, places: np.ndarray) -> np.ndarray:
     with _quiet(), self._told():
       stored = (example[self._key].bytes_list.value[0] for example in self.examples(places))
-      found = self._decode([self._feature.decode_example_np(value) for value in stored])
+      decoded = self._decode([self._feature.decode_example_np(value) for value in stored])
       # Compared after the read, so that data from changed files are not used.
       if self._identity() != self._known:
         raise UserError(
           "its files have changed since they were opened; a run is bound to its data, bring "
           "them back"
         )
-    return found
+    return decoded
 
   def columns(self, *keys: str) -> tuple[list[Any], ...]:
     """Reads features with one number or text per record, as stored, in one pass."""
-    found: tuple[list[Any], ...] = tuple([] for _ in keys)
+    values_of_keys: tuple[list[Any], ...] = tuple([] for _ in keys)
     for places in self.parts():
       for example in self.examples(places):
-        for key, values in zip(keys, found):
+        for key, values in zip(keys, values_of_keys):
           values.append(stored_values(example[key])[0])
-    return found
+    return values_of_keys
 
 
 def _read_all(
@@ -293,13 +293,13 @@ def _read_all(
   num_classes = getattr(info.features[keys[1]], "num_classes", None) or declared
   if num_classes is None:
     raise UserError(f"{UNDECLARED}", field="num_classes")
-  told = functools.partial(_one_line_errors, name, root)
-  records = [_Records(source, keys[0], max_length, told) for source in sources]
+  errors = functools.partial(_one_line_errors, name, root)
+  records = [_Records(source, keys[0], max_length, errors) for source in sources]
   # The first record determines the type of all.
   first = records[0].read(np.zeros(1, np.int64))
   is_text = first.dtype == np.int32
   vocab_size = text.VOCAB_SIZE if is_text else None
-  made = []
+  parts = []
   for split, part in zip(("train", "test"), records):
     # Labels are read alone, since the inputs may stay in their files.
     column, *asked = part.columns(keys[1], *field)
@@ -315,7 +315,7 @@ def _read_all(
         vocab_size=vocab_size,
         name=name,
       )
-      made.append((read_later, others))
+      parts.append((read_later, others))
     else:
       x = np.concatenate([part.read(places) for places in part.parts()])
       resident_part = from_arrays(
@@ -326,8 +326,8 @@ def _read_all(
         vocab_size=vocab_size,
         name=name,
       )
-      made.append((resident_part, others))
-  return made[0], made[1]
+      parts.append((resident_part, others))
+  return parts[0], parts[1]
 
 
 def load_prepared(

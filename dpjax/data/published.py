@@ -82,5 +82,5 @@ def nominal_size(name: str) -> int | None:
   >>> nominal_size("mnist"), nominal_size("mnist:3.0.1"), nominal_size("mine.npz")
   (60000, 60000, None)
   """
-  found = PUBLISHED.get(name.partition(":")[0])
-  return None if found is None else found.num_examples
+  row = PUBLISHED.get(name.partition(":")[0])
+  return None if row is None else row.num_examples

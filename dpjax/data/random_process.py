@@ -138,11 +138,11 @@ def load_random_process(
   # PCG64 by name, since NumPy may change its default generator.
   random, (height, width, channels) = np.random.Generator(np.random.PCG64(_SEED)), shape
   each = per_class + test_per_class
-  made = []
+  images = []
   for _ in range(num_classes):
     process = drawn_process(random, channels)
-    made.append(images_of(process, random, each, height, width))
-  x = np.stack(made)  # [K, each, H, W, C]
+    images.append(images_of(process, random, each, height, width))
+  x = np.stack(images)  # [K, each, H, W, C]
   y = np.repeat(np.arange(num_classes), each).reshape(num_classes, each)
 
   def split(name: str, part: slice, count: int) -> Dataset:

@@ -181,11 +181,11 @@ def prepared_root(name: str, data_dir: Any = None) -> pathlib.Path:
   )
 
 
-def _of_user(made: Any, name: str) -> tuple[Dataset, Dataset]:
-  pair = isinstance(made, tuple) and len(made) == 2
-  if not pair or not all(isinstance(part, Dataset) for part in made):
+def _of_user(datasets: Any, name: str) -> tuple[Dataset, Dataset]:
+  pair = isinstance(datasets, tuple) and len(datasets) == 2
+  if not pair or not all(isinstance(part, Dataset) for part in datasets):
     raise UserError(
-      f"must return (train, test), two dpjax.data.Dataset, not {made!r:.60}; "
+      f"must return (train, test), two dpjax.data.Dataset, not {datasets!r:.60}; "
       "dpjax.data.from_arrays makes one of arrays (docs/your_data.md has torch, pandas, grain)",
       field="data.name",
       value=name,
@@ -193,12 +193,12 @@ def _of_user(made: Any, name: str) -> tuple[Dataset, Dataset]:
   # Of a dict every array counts, by its name.
   shapes = [
     (part.x.shapes if part.in_columns else part.x.shape[1:], part.num_classes)
-    for part in made
+    for part in datasets
   ]
-  if shapes[0] != shapes[1] or not all(map(len, made)):
+  if shapes[0] != shapes[1] or not all(map(len, datasets)):
     raise UserError(
       "train and test must hold examples of one shape and as many classes",
       field="data.name",
       value=name,
     )
-  return made
+  return datasets

@@ -140,18 +140,18 @@ class Rows:
     if not places.size:
       return np.zeros((0, *self.features), self.dtype)
     raw = self.source.read(places)
-    found = self.decode(raw)
+    decoded = self.decode(raw)
     is_ours = type(self.source).__module__.partition(".")[0] == "dpjax"
-    if not is_ours and np.may_share_memory(found, raw):
+    if not is_ours and np.may_share_memory(decoded, raw):
       # A user's class may reuse its buffer for the next rows.
-      found = found.copy()
-    if found.shape != (len(places), *self.features) or found.dtype != self.dtype:
+      decoded = decoded.copy()
+    if decoded.shape != (len(places), *self.features) or decoded.dtype != self.dtype:
       raise UserError(
-        f"rows of shape {found.shape[1:]} and dtype {found.dtype} stand where "
+        f"rows of shape {decoded.shape[1:]} and dtype {decoded.dtype} stand where "
         f"all others have {self.features} and {self.dtype}",
         field="x",
       )
-    return found
+    return decoded
 
   def subset(self, which: Any) -> Rows:
     """Returns these rows, in this order, without reading them."""
@@ -193,10 +193,10 @@ class _Over:
     return len(self.below)
 
   def read(self, places: np.ndarray) -> np.ndarray:
-    found = self.below[places]
+    rows = self.below[places]
     _, here, there = np.intersect1d(places, self.which, return_indices=True)
-    found[here] = self.rows[there]
-    return found
+    rows[here] = self.rows[there]
+    return rows
 
 
 def stay_in_files(nbytes: int, resident: bool | None) -> bool:
@@ -245,15 +245,15 @@ class File:
     self._known = self._identity()
     needed = offset + self.shape[0] * self._row
     if self._known[0] < needed:
-      told = f"holds {self._known[0]} bytes of {needed}"
-      raise UserError(f"{self._told()} is cut short: it {told}")
+      sizes = f"holds {self._known[0]} bytes of {needed}"
+      raise UserError(f"{self._told()} is cut short: it {sizes}")
 
   def _told(self) -> str:
     return f"file='{self.path}':"
 
   def _identity(self) -> tuple[int, int]:
-    found = os.fstat(self._file)
-    return found.st_size, found.st_mtime_ns
+    stat = os.fstat(self._file)
+    return stat.st_size, stat.st_mtime_ns
 
   def __len__(self) -> int:
     return self.shape[0]
@@ -270,8 +270,8 @@ class File:
       # Compared after the read, so that data from an exchanged file are not used.
       self.check()
     except OSError as error:
-      told = os.strerror(error.errno or errno.EIO)
-      raise UserError(f"{self._told()} cannot be read any more ({told})") from error
+      reason = os.strerror(error.errno or errno.EIO)
+      raise UserError(f"{self._told()} cannot be read any more ({reason})") from error
     return out
 
   def _fill(self, part: memoryview, start: int) -> None:

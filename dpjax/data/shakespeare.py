@@ -89,8 +89,11 @@ def parse_play(text: str) -> Speeches:
       speeches.setdefault(role, []).append("\n".join(lines[1:]))
     elif role is not None:
       speeches[role][-1] = "\n".join([speeches[role][-1], *lines]).strip("\n")
-  spoken = {role: [speech for speech in own if speech] for role, own in speeches.items()}
-  return {role: own for role, own in spoken.items() if own}
+  spoken = {
+    role: [speech for speech in role_speeches if speech]
+    for role, role_speeches in speeches.items()
+  }
+  return {role: role_speeches for role, role_speeches in spoken.items() if role_speeches}
 
 
 def _paragraphs(text: str) -> list[list[str]]:
@@ -242,12 +245,12 @@ def federation_of(
   if not texts:
     raise UserError("must hold at least one client (lower min_chars)", field="texts")
   ids = [encode(text) for text in texts.values()]
-  cuts = [round(len(one) * (1 - test_share)) for one in ids]
+  cuts = [round(len(lines) * (1 - test_share)) for lines in ids]
   make = lambda parts, split: _federation(
     [windows(part, length=length, stride=stride) for part in parts], list(texts), split
   )
-  train = make([one[:cut] for one, cut in zip(ids, cuts)], "train")
-  return train, make([one[cut:] for one, cut in zip(ids, cuts)], "test")
+  train = make([lines[:cut] for lines, cut in zip(ids, cuts)], "train")
+  return train, make([lines[cut:] for lines, cut in zip(ids, cuts)], "test")
 
 
 def _federation(

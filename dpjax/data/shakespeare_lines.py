@@ -70,21 +70,21 @@ def blocks_of(tokens: np.ndarray, lines: int) -> np.ndarray:
 
 def _by_role(folder: Folder, public: bool) -> list[tuple[np.ndarray, np.ndarray]]:
   """Returns (train, test) lines of each role."""
-  found = []
+  roles = []
   for name, text in load_speeches(folder).items():
     if (name.partition("/")[0] in PUBLIC_PLAYS) is public:
       tokens = tokens_of(line for line in text.split("\n") if line.strip())
       cut = len(tokens) - round(_TEST_SHARE * len(tokens))
-      found.append((tokens[:cut], tokens[cut:]))
-  return found
+      roles.append((tokens[:cut], tokens[cut:]))
+  return roles
 
 
 def _datasets(name: str, train: np.ndarray, test: np.ndarray) -> tuple[Dataset, Dataset]:
-  made = [
+  datasets = [
     Dataset(x, np.zeros(len(x), np.int32), name, VOCAB_SIZE, split, VOCAB_SIZE)
     for x, split in ((train, "train"), (test, "test"))
   ]
-  return made[0], made[1]
+  return datasets[0], datasets[1]
 
 
 def load_public_lines(folder: Folder = None) -> tuple[Dataset, Dataset]:
@@ -109,6 +109,6 @@ def load_roles(folder: Folder = None) -> tuple[Dataset, Dataset]:
   block is no role: all test lines, as those of `load_lines`.
   """
   roles = _by_role(folder, public=False)
-  train = np.concatenate([blocks_of(own[:MOST_LINES], MOST_LINES) for own, _ in roles])
-  test = blocks_of(np.concatenate([own for _, own in roles]), MOST_LINES)
+  train = np.concatenate([blocks_of(lines[:MOST_LINES], MOST_LINES) for lines, _ in roles])
+  test = blocks_of(np.concatenate([lines for _, lines in roles]), MOST_LINES)
   return _datasets("shakespeare_roles", train, test)

@@ -310,11 +310,11 @@ class _Cells:
 
   def texts(self, column: str) -> list[str]:
     """Returns the cells of a column as text; a missing one is the empty text."""
-    found = []
+    texts = []
     for cell in self._block.cells[column]:
       text = str(cell).lower() if isinstance(cell, bool) else str(cell)
-      found.append("" if cell is None else text.strip())
-    return found
+      texts.append("" if cell is None else text.strip())
+    return texts
 
   def numbers(self, column: str, kind: Number) -> np.ndarray:
     """Returns [k] float64, finite, in the units of the column."""
@@ -384,8 +384,8 @@ class _Cells:
     kind = self._declared.target_kind
     if isinstance(kind, Number):
       return kind.bounds.scaled(self.numbers(columns[0], kind))
-    found = [self.places(name, kind) for name in columns]
-    return found[0] if len(found) == 1 else np.stack(found, axis=1)
+    targets = [self.places(name, kind) for name in columns]
+    return targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
 
   def is_test(self, before: int) -> np.ndarray:
     """Returns [k] bool: whether a row is for the test. `before`: number of rows above

@@ -193,16 +193,16 @@ def _sqlite(
 ) -> _Stretches:
   """Reads rows in the order of the file. Only kept examples take memory."""
   query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
-  told: dict[Any, int] = dict(base.execute(query, [split]))
+  counts: dict[Any, int] = dict(base.execute(query, [split]))
   # A damaged count must not cause an allocation.
   most_rows = base.execute("SELECT MAX(rowid) FROM examples").fetchone()[0] or 0
-  kept = sum(min(n, n if most is None else most) for n in told.values())
-  if kept > most_rows or min(told.values(), default=0) < 0:
+  kept = sum(min(n, n if most is None else most) for n in counts.values())
+  if kept > most_rows or min(counts.values(), default=0) < 0:
     raise UserError(f"client_metadata tells of {kept} examples, there are {most_rows}")
   x = np.empty((kept, *kind.shape), kind.dtype)
   y = np.zeros(kept, np.int64)
   rows = []
-  seen = dict.fromkeys(told, 0)
+  seen = dict.fromkeys(counts, 0)
   block = []
   query = (
     "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
@@ -210,7 +210,7 @@ def _sqlite(
   )
   for client, record in base.execute(query, [split]):
     seen[client] = seen.get(client, 0) + 1
-    if seen[client] <= min(told.get(client, 0), most or seen[client]):
+    if seen[client] <= min(counts.get(client, 0), most or seen[client]):
       rows.append(client)
       block.append(record)
     if len(block) == _BLOCK:
@@ -218,32 +218,32 @@ def _sqlite(
       block.clear()
   _decode(block, kind, x[: len(rows)], y[: len(rows)])
   for client, count in seen.items():
-    if count != told.get(client):
+    if count != counts.get(client):
       raise UserError(
         f"client {client!r} has {count} examples in {split}, client_metadata says "
-        f"{told.get(client, 0)}"
+        f"{counts.get(client, 0)}"
       )
   # Read after the examples, so that clients without examples count, too.
-  return _Stretches([*rows, *told], [1] * len(rows) + [0] * len(told), x, y)
+  return _Stretches([*rows, *counts], [1] * len(rows) + [0] * len(counts), x, y)
 
 
 def _decode(records: list[bytes], kind: _Kind, x: np.ndarray, y: np.ndarray) -> None:
   """Decodes records into the last rows of x and y."""
-  found = list(stored_features(records))
+  feature_maps = list(stored_features(records))
   size = int(np.prod(kind.shape))
   for key in (kind.key, *[_LABEL] * kind.labelled):
-    if not all(key in features for features in found):
+    if not all(key in features for features in feature_maps):
       raise UserError(f"an example has no {key}")
-  values = [stored_values(features[kind.key]) for features in found]
+  values = [stored_values(features[kind.key]) for features in feature_maps]
   first = len(x) - len(records)
   if kind.is_text:
-    x[first:] = text.encode_text([one[0] for one in values], max_length=size)
+    x[first:] = text.encode_text([value[0] for value in values], max_length=size)
     return
-  wrong = next((one for one in values if len(one) != size), None)
+  wrong = next((value for value in values if len(value) != size), None)
   if wrong is not None:
     raise UserError(f"must be {kind.shape} numbers, got {len(wrong)}", field=kind.key)
   x[first:] = _image(np.asarray(values), kind, len(records))
-  y[first:] = [features[_LABEL].int64_list.value[0] for features in found]
+  y[first:] = [features[_LABEL].int64_list.value[0] for features in feature_maps]
 
 
 def _image(values: np.ndarray, kind: _Kind, count: int) -> np.ndarray:
@@ -269,11 +269,11 @@ def _h5_pair(
   test = path.with_name(path.name.removesuffix(_TRAIN) + _TEST)
   if not test.is_file():
     raise UserError(f"there is no file {test} beside it")
-  with h5py.File(path, "r") as one, h5py.File(test, "r") as other:
-    held = one["examples"]
+  with h5py.File(path, "r") as train_file, h5py.File(test, "r") as test_file:
+    held = train_file["examples"]
     first = next(iter(held.values()), {})
     kind = _kind(first, max_length)
-    train, test = (_h5(part["examples"], kind, most) for part in (one, other))
+    train, test = (_h5(part["examples"], kind, most) for part in (train_file, test_file))
   return train, test, kind
 
 

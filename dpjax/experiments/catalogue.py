@@ -59,10 +59,10 @@ def sentence(text: str | None) -> str:
   return re.split(r"(?<=[.])\s+(?=[A-Z`])", first, maxsplit=1)[0]
 
 
-def _meant(found: Any) -> str:
+def _meant(value: Any) -> str:
   """The first sentence about an object; for an alias of another object, that one's
   sentence."""
-  words = sentence(found.__doc__)
+  words = sentence(value.__doc__)
   path = re.fullmatch(r"`(\w+(?:\.\w+)+)`\.", words)
   if path is None:
     return words
@@ -74,19 +74,19 @@ def _meant(found: Any) -> str:
     return words
 
 
-def _told(found: Any) -> str:
+def _told(value: Any) -> str:
   """Describes a class or a function, with its settable numbers."""
   numbers: dict[str, Any] = {}
-  if isinstance(found, functools.partial):
-    numbers = found.keywords
-    found = found.func
-  if dataclasses.is_dataclass(found):
-    numbers = {f.name: f.default for f in dataclasses.fields(found)}
+  if isinstance(value, functools.partial):
+    numbers = value.keywords
+    value = value.func
+  if dataclasses.is_dataclass(value):
+    numbers = {f.name: f.default for f in dataclasses.fields(value)}
     # `dataclass` writes a docstring where there is none, which only repeats the numbers.
-    made = f"{getattr(found, '__name__', '')}("
-    if (found.__doc__ or "").startswith(made):
+    signature = f"{getattr(value, '__name__', '')}("
+    if (value.__doc__ or "").startswith(signature):
       return _with("", numbers)
-  return _with(_meant(found), numbers)
+  return _with(_meant(value), numbers)
 
 
 def _with(words: str, numbers: Mapping[str, Any]) -> str:
@@ -105,7 +105,7 @@ def _words(where: str, table: Rows) -> Section:
 
 
 def _documented(where: str, table: Mapping[str, Any]) -> Section:
-  return Section(where, lambda: {name: _told(found) for name, found in table.items()})
+  return Section(where, lambda: {name: _told(value) for name, value in table.items()})
 
 
 def _algorithms() -> Rows:
@@ -113,26 +113,26 @@ def _algorithms() -> Rows:
   table = federated_config.ALGORITHMS
   rows = described.algorithms()
 
-  def told(name: str, found: Any) -> str:
+  def line(name: str, value: Any) -> str:
     row = rows.get(name)
     if row is None:
-      return _told(found)
+      return _told(value)
     private = f"; private if {row.private_if}" if row.private_if else ""
-    return f"{_told(found)} [client: {row.client}; server: {row.server}{private}]"
+    return f"{_told(value)} [client: {row.client}; server: {row.server}{private}]"
 
-  return {name: told(name, found) for name, found in table.items()}
+  return {name: line(name, value) for name, value in table.items()}
 
 
 def _aggregators() -> Rows:
   """Returns every aggregator with the number of arbitrary clients it tolerates."""
   rows = described.aggregators()
 
-  def told(name: str, found: Any) -> str:
+  def line(name: str, value: Any) -> str:
     row = rows.get(name)
     facts = f" [stands up to {row.stands_up_to}; {row.source}]" if row else ""
-    return f"{_told(found)}{facts}"
+    return f"{_told(value)}{facts}"
 
-  return {name: told(name, found) for name, found in federated_config.AGGREGATORS.items()}
+  return {name: line(name, value) for name, value in federated_config.AGGREGATORS.items()}
 
 
 def _samplers(where: str, table: Mapping[str, Any]) -> Section:
@@ -146,12 +146,14 @@ def _samplers(where: str, table: Mapping[str, Any]) -> Section:
 
 
 def _accountants() -> Rows:
-  rows = {law: row for law, row in accounting.PROVED.items() if row.relations}
+  rows = {name: row for name, row in accounting.PROVED.items() if row.relations}
 
-  def told(by: str) -> str:
-    return f"proves: {', '.join(law for law, row in rows.items() if by in row.accountants)}"
+  def line(by: str) -> str:
+    return (
+      f"proves: {', '.join(name for name, row in rows.items() if by in row.accountants)}"
+    )
 
-  return {by: told(by) for by in accounting.ACCOUNTANTS}
+  return {by: line(by) for by in accounting.ACCOUNTANTS}
 
 
 def _data_sets() -> Rows:
@@ -159,14 +161,14 @@ def _data_sets() -> Rows:
   names."""
   root = prepared.data_root()
 
-  def told(name: str) -> str:
+  def line(name: str) -> str:
     if PUBLISHED[name].loader:
       return sentence(PUBLISHED[name].load().__doc__)
     if prepared.is_prepared(name, root):
       return f"prepared, in {root}"
     return f"not in {root}: {prepared.prepare_command(name, root)}"
 
-  rows = {name: told(name) for name in PUBLISHED}
+  rows = {name: line(name) for name in PUBLISHED}
   forms = {
     "FILE.npz": npz.load_npz,
     "FILE.csv, FILE.parquet": tables.table,
@@ -186,9 +188,9 @@ def _models() -> Rows:
 
 def _threats() -> Rows:
   return {
-    found.name: f"{found.target} [{found.access}; {found.code or 'described only'}; "
-    f"{found.source}]"
-    for found in threats.ATTACKS
+    attack.name: f"{attack.target} [{attack.access}; {attack.code or 'described only'}; "
+    f"{attack.source}]"
+    for attack in threats.ATTACKS
   }
 
 
@@ -205,15 +207,15 @@ def user_defined(paths: Sequence[str]) -> Section:
 
 
 def _users(path: str) -> str:
-  found = names.find(path, "topic")
-  words = sentence(found.__doc__) or "without a docstring"
-  if models.libraries.is_model_class(found):
+  value = names.find(path, "topic")
+  words = sentence(value.__doc__) or "without a docstring"
+  if models.libraries.is_model_class(value):
     options = ", ".join(models.options(path))
     return f"{words} [options: {options}] (--config.model.name)"
-  if isinstance(found, type) and issubclass(found, AttackSettings):
-    return f"{_told(found)} (--config.attack of launch.attack)"
+  if isinstance(value, type) and issubclass(value, AttackSettings):
+    return f"{_told(value)} (--config.attack of launch.attack)"
   try:
-    parameters = list(inspect.signature(found).parameters.values())
+    parameters = list(inspect.signature(value).parameters.values())
   # Native code has no signature to inspect.
   except ValueError:
     parameters = []

@@ -259,8 +259,8 @@ def client_noise(
 
   def finish(received: Any, local: Any) -> Any:
     sent, memory, info = client.finish(received, local)
-    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], sent.message)
-    weighted = _weighted(one, jnp.asarray(sent.weight)[None])
+    stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], sent.message)
+    weighted = _weighted(stacked, jnp.asarray(sent.weight)[None])
     nothing = jnp.zeros(1, jnp.float32)
     clipped = gradients.clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
     # A key of its own, so that this noise shares no stream with the client's dropout or

@@ -157,8 +157,8 @@ def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
   )
 
   def grad(params, examples, mask):
-    (_, total), found = value_and_grad(params, examples, mask)
-    return found, total
+    (_, total), grads = value_and_grad(params, examples, mask)
+    return grads, total
 
   return grad
 
@@ -257,11 +257,11 @@ def local_training(
     return begun(params, opt_state, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
-    found, loss = grad_fn(local.params, examples, mask)
-    found = found if adjust is None else adjust(found, received, local)
+    grads, loss = grad_fn(local.params, examples, mask)
+    grads = grads if adjust is None else adjust(grads, received, local)
     # Made again in each step from the same key. It is pure, and its state is in `local`.
     tx = make_tx(client_tx, jax.random.fold_in(local.key, OPTIMIZER_KEY))
-    updates, opt_state = tx.update(found, local.opt_state, local.params, mask=mask)
+    updates, opt_state = tx.update(grads, local.opt_state, local.params, mask=mask)
     params = optax.apply_updates(local.params, updates)
     return local._replace(params=params, opt_state=opt_state).counted(mask, loss)
 
@@ -297,8 +297,8 @@ def full_gradient(
     return begun(trees.zeros(received.params), None, memory, num_examples, key)
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
-    found, mean = grad_fn(received.params, examples, mask)
-    summed = local._replace(params=trees.add(local.params, found))
+    grads, mean = grad_fn(received.params, examples, mask)
+    summed = local._replace(params=trees.add(local.params, grads))
     return summed.counted(mask, mean * jnp.sum(mask))
 
   def finish(received: Received, local: Local) -> tuple[Sent, Any, ClientInfo]:

@@ -57,9 +57,9 @@ class LocalBatches(NamedTuple):
     longer = self
     places = np.arange(size)
     if size > (width := self.mask.shape[1]):
-      own = np.minimum(places, width - 1)
-      examples = jax.tree.map(lambda leaf: np.asarray(leaf)[:, own], self.examples)
-      longer = LocalBatches(examples, self.mask[:, own] & (places < width))
+      columns = np.minimum(places, width - 1)
+      examples = jax.tree.map(lambda leaf: np.asarray(leaf)[:, columns], self.examples)
+      longer = LocalBatches(examples, self.mask[:, columns] & (places < width))
     return padded(longer, num_steps)
 
 
@@ -105,8 +105,8 @@ class LocalWork:
   def __post_init__(self):
     validate.integer_at_least(1, epochs=self.epochs)
     named = {"batch_size": self.batch_size, "max_examples": self.max_examples}
-    given = {name: value for name, value in named.items() if value is not None}
-    validate.integer_at_least(1, **given)
+    present = {name: value for name, value in named.items() if value is not None}
+    validate.integer_at_least(1, **present)
 
   def num_used(self, num_examples: int) -> int:
     """Number of a client's examples that one epoch uses."""
@@ -263,14 +263,18 @@ def from_batches(examples: Sequence[ArrayTree], *, batch_size: int | None = None
   >>> [len(b.mask) for b in c.batches], c.num_examples.tolist()
   ([2, 0], [3, 0])
   """
-  sizes = [len(jax.tree.leaves(own)[0]) for own in examples]
+  sizes = [len(jax.tree.leaves(client_examples)[0]) for client_examples in examples]
 
-  def in_order(own: ArrayTree, n: int) -> LocalBatches:
+  def in_order(client_examples: ArrayTree, n: int) -> LocalBatches:
     shape = (-1, batch_size or bucket(max(n, 1)))
     places, mask = sampling.pad(np.arange(n), -(-n // shape[1]) * shape[1])
     places = places.reshape(shape)
     mask = mask.reshape(shape)
-    return LocalBatches(jax.tree.map(lambda leaf: np.asarray(leaf)[places], own), mask)
+    return LocalBatches(
+      jax.tree.map(lambda leaf: np.asarray(leaf)[places], client_examples), mask
+    )
 
-  batches = tuple(in_order(own, n) for own, n in zip(examples, sizes))
+  batches = tuple(
+    in_order(client_examples, n) for client_examples, n in zip(examples, sizes)
+  )
   return Cohort(np.arange(len(sizes)), np.array(sizes, np.int64), batches)

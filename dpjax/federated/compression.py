@@ -239,8 +239,8 @@ def compressed(
         field="error_feedback",
         value=True,
       )
-    own = memory["own"] if error_feedback else memory
-    local = client.init(received, own, num_examples, key)
+    inner = memory["own"] if error_feedback else memory
+    local = client.init(received, inner, num_examples, key)
     return (local, memory["left_out"]) if error_feedback else local
 
   def step(received: Any, carry: Any, examples: Any, mask: Array) -> Any:
@@ -265,6 +265,6 @@ def compressed(
   return ClientAlgorithm(init, step, finish)
 
 
-def error_memory(own: ArrayTree, message: ArrayTree) -> Any:
+def error_memory(inner: ArrayTree, message: ArrayTree) -> Any:
   """Returns the first client state under `compressed(..., error_feedback=True)`."""
-  return {"own": own, "left_out": trees.zeros(message)}
+  return {"own": inner, "left_out": trees.zeros(message)}

@@ -188,8 +188,8 @@ def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]
   # A module states its facts on import, so all modules are imported.
   for module, _ in _lazy.listed(package.__name__).values():
     importlib.import_module(module)
-  made = [getattr(package, name) for name in _lazy.listed(package.__name__)]
-  return [facts[make] for make in made if make in facts]
+  functions = [getattr(package, name) for name in _lazy.listed(package.__name__)]
+  return [facts[make] for make in functions if make in facts]
 
 
 def algorithms() -> dict[str, AlgorithmFacts]:

@@ -236,19 +236,19 @@ def federated(
   combine = _combined(aggregator)
   apply = jax.jit(server.apply)
 
-  def message(params: Params, own: Any) -> Any:
+  def message(params: Params, client_state: Any) -> Any:
     received = Received(params, server.extra(server.init(params)))
     # Traced for shapes alone, so any key and no example will do.
-    local = client.init(received, own, jnp.int32(0), key)
+    local = client.init(received, client_state, jnp.int32(0), key)
     return client.finish(received, local)[0].message
 
   def init(params: Params, num_clients: int = 0) -> FederatedState:
     # A copy: the caller may change or donate its own.
     params = jax.tree.map(jnp.array, params)
-    own = None if memory is None else memory(params)
-    memories = None if own is None else ClientStates(own, num_clients)
+    first_state = None if memory is None else memory(params)
+    memories = None if first_state is None else ClientStates(first_state, num_clients)
     zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
-    like = jax.tree.map(zeros, jax.eval_shape(message, params, own))
+    like = jax.tree.map(zeros, jax.eval_shape(message, params, first_state))
     return FederatedState(
       params=params,
       server=server.init(params),

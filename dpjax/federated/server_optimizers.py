@@ -84,11 +84,11 @@ def fed_opt(
 
   def update(updates: Any, state: Any, params: Any = None) -> Any:
     del params
-    given = updates
+    grads = updates
     updates = jax.tree.map(trees.at_least_float32, updates)
     first = jax.tree.map(lambda m, g: beta_1 * m + (1 - beta_1) * g, state.first, updates)
     second = jax.tree.map(lambda v, g: moved(v, g * g, beta_2), state.second, updates)
     step = lambda m, v, g: (-learning_rate * m / (jnp.sqrt(v) + tau)).astype(g.dtype)
-    return jax.tree.map(step, first, second, given), FedOptState(first, second)
+    return jax.tree.map(step, first, second, grads), FedOptState(first, second)
 
   return optax.GradientTransformation(init, update)

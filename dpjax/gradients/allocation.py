@@ -42,8 +42,8 @@ def _root_sum_square_at_most(shares: Any, bound: float) -> Any:
   while length(trees.scale(shares, factor)) > bound:
     factor = math.nextafter(factor, 0.0)
   bounds = trees.scale(shares, factor)
-  for share, own in zip(jax.tree.leaves(shares), jax.tree.leaves(bounds)):
-    if share and not own:
+  for share, leaf_bound in zip(jax.tree.leaves(shares), jax.tree.leaves(bounds)):
+    if share and not leaf_bound:
       raise UserError(
         "vanishes beside the others, which would freeze its group; give it 0 to mean that",
         field="scores",

@@ -161,9 +161,9 @@ class Clip:
     self._check_norms(validate.positive_or_inf if unbounded else validate.positive)
 
   @classmethod
-  def of(cls, given: ClipLike) -> Clip:
+  def of(cls, clip: ClipLike) -> Clip:
     """Returns the given clip, or the flat clip for a number or a tree."""
-    return given if isinstance(given, Clip) else cls(given)
+    return clip if isinstance(clip, Clip) else cls(clip)
 
   def _check_norms(self, check: Any) -> None:
     # A bound of 0 freezes its group. As the only bound it would freeze the model, so it is

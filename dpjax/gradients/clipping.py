@@ -88,8 +88,8 @@ def _factor(longest, keep, bound, rule):
   if type(rule).factors is Flat.factors:
     return jnp.where(keep, most, 0.0)
   # A rule sees one length at a time, and its result is always held to the bound.
-  one = lambda length: rule.factors(length[None], top * lift, lift)[0]
-  asked = jax.vmap(one)(longest)  # [B]
+  factor_of = lambda length: rule.factors(length[None], top * lift, lift)[0]
+  asked = jax.vmap(factor_of)(longest)  # [B]
   return jnp.where(keep & ~jnp.isnan(asked), jnp.clip(asked, 0.0, most), 0.0)
 
 

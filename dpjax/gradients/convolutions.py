@@ -60,16 +60,16 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
       return fn(*args, **kwargs)
     leaves, structure = jax.tree.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
 
     # A new function for each call, since JAX caches traces by function.
     def on_arrays(*arrays: Any) -> list[Any]:
-      given = list(leaves)
+      arguments = list(leaves)
       for place, array in zip(places, arrays):
-        given[place] = array
-      args, kwargs = jax.tree.unflatten(structure, given)
-      found["outs"], found["tree"] = jax.tree.flatten(fn(*args, **kwargs))
-      return [out for out in found["outs"] if isinstance(out, _ARRAYS)]
+        arguments[place] = array
+      args, kwargs = jax.tree.unflatten(structure, arguments)
+      outputs["outs"], outputs["tree"] = jax.tree.flatten(fn(*args, **kwargs))
+      return [out for out in outputs["outs"] if isinstance(out, _ARRAYS)]
 
     arrays = [leaves[place] for place in places]
     closed = jax.make_jaxpr(on_arrays)(*arrays)
@@ -80,8 +80,8 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
     # A jaxpr may return a constant unchanged, which is no array.
     is_array = lambda value: isinstance(value, jax.Array)
     results = iter([x if is_array(x) else jnp.asarray(x, aval.dtype) for aval, x in values])
-    outs = [next(results) if isinstance(out, _ARRAYS) else out for out in found["outs"]]
-    return jax.tree.unflatten(found["tree"], outs)
+    outs = [next(results) if isinstance(out, _ARRAYS) else out for out in outputs["outs"]]
+    return jax.tree.unflatten(outputs["tree"], outs)
 
   return wrapped  # type: ignore[return-value]
 
@@ -233,10 +233,10 @@ def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
   if _is_swapped(eqn):
     lhs = _widened(lhs, params)
     params |= {"padding": [(0, 0)] * len(window), "lhs_dilation": (1,) * len(window)}
-  found = lax.conv_general_dilated(lhs, rhs, **params)
+  convolved = lax.conv_general_dilated(lhs, rhs, **params)
   batch, features, *space = results
   places = {batch: 0, features: len(space) + 1, **{at: i + 1 for i, at in enumerate(space)}}
-  return lax.transpose(found, [places[axis] for axis in range(len(places))])
+  return lax.transpose(convolved, [places[axis] for axis in range(len(places))])
 
 
 def _widened(lhs: Any, params: dict[str, Any]) -> Any:

@@ -59,12 +59,12 @@ def mesh_of(text: str) -> Mesh:
   ...
   dpjax.validate.UserError: mesh='data': must be such as 'data:4' or 'data:4,model:2'
   """
-  found = _FORM.fullmatch(text)
-  if not found:
+  match = _FORM.fullmatch(text)
+  if not match:
     raise UserError(
       "must be such as 'data:4' or 'data:4,model:2'", field="mesh", value=text
     )
-  shape = tuple(int(size) for size in found.groups() if size)
+  shape = tuple(int(size) for size in match.groups() if size)
   devices = _equal_shares(f"mesh={text!r}", math.prod(shape))
   return checked_mesh(Mesh(np.array(devices).reshape(shape), AXES[: len(shape)]))
 
@@ -81,22 +81,24 @@ def _equal_shares(name: str, count: int) -> list[Any]:
       )
     return devices[:count]
   num_processes = jax.process_count()
-  share, rest = divmod(count, num_processes)
-  if rest:
+  share, remainder = divmod(count, num_processes)
+  if remainder:
     raise UserError(
       f"has {count} devices, which must be a multiple of the {num_processes} processes",
       field=name,
     )
   chosen: list[Any] = []
   for index in range(num_processes):
-    own = [device for device in jax.devices() if device.process_index == index]
-    if share > len(own):
+    local_devices = [device for device in jax.devices() if device.process_index == index]
+    if share > len(local_devices):
       who = "this process" if num_processes == 1 else f"process {index}"
       each = "" if num_processes == 1 else " of each process"
       raise UserError(
-        f"needs {share} devices{each}, {who} has {len(own)} ({own[0].platform})", field=name
+        f"needs {share} devices{each}, {who} has {len(local_devices)} "
+        f"({local_devices[0].platform})",
+        field=name,
       )
-    chosen += own[:share]
+    chosen += local_devices[:share]
   return chosen
 
 

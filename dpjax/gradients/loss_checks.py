@@ -32,8 +32,8 @@ _HARMLESS = ("debug_callback", "debug_print")
 
 def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
   """Raises UserError unless `loss_fn(params, ONE example)` is a scalar without effects."""
-  one = _example(batch)
-  closed, loss = _traced(loss_fn, params, one, batch)
+  example = _example(batch)
+  closed, loss = _traced(loss_fn, params, example, batch)
   if getattr(loss, "shape", None) != ():
     shape = getattr(loss, "shape", jax.tree.structure(loss))
     raise validate.UserError(
@@ -51,7 +51,7 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
         "could reach another; return what it computes, or use jax.pure_callback",
         field="loss_fn",
       )
-  _check_apart(loss_fn, params, one, closed)
+  _check_apart(loss_fn, params, example, closed)
 
 
 def check_callable(loss_fn: Any) -> None:
@@ -85,21 +85,21 @@ def computes_narrowly(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool
   return any(equations.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
 
 
-def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None:
+def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> None:
   """Raises UserError for operations that define their own batching, since they get all
   examples. Differentiation also shows the rules of custom derivatives."""
-  found = list(_equations(closed.jaxpr))
-  if any(eqn.primitive.name.startswith("custom_") for eqn in found):
+  eqns = list(_equations(closed.jaxpr))
+  if any(eqn.primitive.name.startswith("custom_") for eqn in eqns):
     # A loss that cannot be differentiated is explained elsewhere.
     with contextlib.suppress(Exception):
-      grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, one)
-      found += _equations(grad.jaxpr)
-  _refuse_own_batching(found, "loss_fn", "examples")
+      grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, example)
+      eqns += _equations(grad.jaxpr)
+  _refuse_own_batching(eqns, "loss_fn", "examples")
 
 
-def check_client(one: Callable[..., Any], *many: ArrayTree) -> None:
-  """Raises UserError where `one` client could see others under `vmap`; leaves [K, ...]."""
-  jaxpr = jax.make_jaxpr(one)(*_example(many)).jaxpr
+def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> None:
+  """Raises UserError where a client could see others under `vmap`; leaves [K, ...]."""
+  jaxpr = jax.make_jaxpr(client_fn)(*_example(many)).jaxpr
   # The rule of dpjax's own noise compares keys, and changes nothing where they differ.
   rule_of = lambda eqn: getattr(eqn.params.get("rule"), "__module__", None)
   others = (eqn for eqn in _equations(jaxpr) if rule_of(eqn) != "dpjax.noise.gaussian")
@@ -112,9 +112,9 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
     method = eqn.params.get("vmap_method")
     # These two methods pass a callback the whole batch in one call.
     if what == "custom_vmap_call" or method in ("expand_dims", "broadcast_all"):
-      told = f"vmap_method={method!r}" if method else "a batching rule of its own"
+      reason = f"vmap_method={method!r}" if method else "a batching rule of its own"
       raise validate.UserError(
-        f"'{what}' has {told}, which sees all {others} and could mix them; "
+        f"'{what}' has {reason}, which sees all {others} and could mix them; "
         "use jax.vmap's own rules, or vmap_method='sequential'",
         field=name,
       )
@@ -146,11 +146,11 @@ def _example(batch: Any) -> Any:
   return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
 
 
-def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any, Any]:
+def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> tuple[Any, Any]:
   trace = jax.make_jaxpr(lambda p, e: loss_fn(p, e), return_shape=True)
   try:
     with _no_batch_norm():
-      return trace(params, one)
+      return trace(params, example)
   # Raised by `_no_batch_norm`, or by the user: it explains itself.
   except validate.UserError:
     raise
@@ -209,8 +209,10 @@ def _no_batch_norm() -> Iterator[None]:
     return
 
   def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    own = _is_batch_norm(context.module) and hasattr(context.module, "use_running_average")
-    if own and context.method_name == "__call__":
+    is_batch_norm = _is_batch_norm(context.module) and hasattr(
+      context.module, "use_running_average"
+    )
+    if is_batch_norm and context.method_name == "__call__":
       # The mode is an argument of the call, by name or position, or else of the layer.
       average = kwargs.get("use_running_average", args[1] if len(args) > 1 else None)
       average = context.module.use_running_average if average is None else average
@@ -264,11 +266,11 @@ def _runs(trace: Any, params: Params, batch: Any) -> bool:
 
 def _inner(eqn: Any) -> list[Any]:
   """Returns the jaxprs inside an equation (calls, loops, branches)."""
-  found = []
+  jaxprs = []
   for value in eqn.params.values():
     several = value if isinstance(value, (tuple, list)) else (value,)
-    found += [getattr(each, "jaxpr", each) for each in several]
-  return [jaxpr for jaxpr in found if hasattr(jaxpr, "eqns")]
+    jaxprs += [getattr(each, "jaxpr", each) for each in several]
+  return [jaxpr for jaxpr in jaxprs if hasattr(jaxpr, "eqns")]
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

@@ -131,7 +131,7 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
 
 def _slope(sizes: Callable[[int], tuple[float, ...]]) -> list[float]:
   """Returns the bytes that one more example adds, without weights and constants."""
-  return [two - one for one, two in zip(sizes(1), sizes(2))]
+  return [two - of_one for of_one, two in zip(sizes(1), sizes(2))]
 
 
 def _stacked(leaf: Any, count: int) -> jax.ShapeDtypeStruct:

@@ -53,9 +53,9 @@ def _batch_size(batch: Any, name: str = "batch") -> int:
   columns.check_no_none(batch, name)
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}  # () for a scalar
   if len(sizes) != 1 or () in sizes:
-    found = sorted(map(str, sizes)) or "no arrays"
+    leading_axes = sorted(map(str, sizes)) or "no arrays"
     raise validate.UserError(
-      f"every leaf needs the same leading axis, found {found}", field=name
+      f"every leaf needs the same leading axis, found {leading_axes}", field=name
     )
   return sizes.pop()[0]
 

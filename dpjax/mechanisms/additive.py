@@ -134,7 +134,7 @@ class Gaussian:
     formula = (
       analytic_noise_multiplier if method == "analytic" else classic_noise_multiplier
     )
-    found = cls(formula(epsilon, delta), l2_sensitivity, neighboring_relation)
+    mechanism = cls(formula(epsilon, delta), l2_sensitivity, neighboring_relation)
     # The product may underflow, and 0 has no logarithm.
     if float(epsilon) + _LOG_TAIL > math.log(delta * _TAIL_SHARE or 5e-324):
       raise UserError(
@@ -142,7 +142,7 @@ class Gaussian:
         field="delta",
         value=delta,
       )
-    return found
+    return mechanism
 
   @property
   def std(self) -> float:
@@ -197,8 +197,8 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   difference = -math.expm1(min(0.0, epsilon + log_far - log_near))
   # Added at the end, so that the answer errs on the private side.
   rounding = _ROUNDING * (1 + abs(log_near) + abs(log_far) + epsilon)
-  found = math.exp(log_near) * min(1.0, max(0.0, difference) + rounding)
-  return max(found, math.ulp(0.0))
+  delta = math.exp(log_near) * min(1.0, max(0.0, difference) + rounding)
+  return max(delta, math.ulp(0.0))
 
 
 def analytic_noise_multiplier(epsilon: float, delta: float) -> float:

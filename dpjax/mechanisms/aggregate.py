@@ -164,8 +164,8 @@ class SampleAndAggregateVote:
   ) -> stated.DpEvent:
     """Event for `dpjax.accounting` of `num_queries` released labels."""
     validate.integer_at_least(1, num_queries=num_queries)
-    one = self.selection.event(neighboring_relation)
-    return accounting.composed(one, int(num_queries))
+    event = self.selection.event(neighboring_relation)
+    return accounting.composed(event, int(num_queries))
 
 
 def _check_few(**named: int) -> None:
@@ -203,7 +203,7 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
 
 def _outputs(fn: Callable[[Any], jax.Array], cut: Any) -> jax.Array:
   """Returns [num_shards, *out]: the output of `fn` on each shard."""
-  found = jax.vmap(fn)(cut)
-  if not isinstance(found, jax.Array) or not found.size:
+  outputs = jax.vmap(fn)(cut)
+  if not isinstance(outputs, jax.Array) or not outputs.size:
     raise UserError("must return one array of at least one number", field="fn")
-  return finite.array("fn", found)
+  return finite.array("fn", outputs)

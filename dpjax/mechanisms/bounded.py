@@ -36,14 +36,14 @@ class _Clipped:
   def _shares(self, values: jax.Array) -> jax.Array:
     """Clips `values` [n] and returns their relative position from `lower` to `upper`, in
     [0, 1]."""
-    found = finite.array("values", values)
-    if found.ndim != 1:
-      raise UserError(f"must have shape [n], not {found.shape}", field="values")
-    if found.size > finite.MAX_RECORDS:
+    numbers = finite.array("values", values)
+    if numbers.ndim != 1:
+      raise UserError(f"must have shape [n], not {numbers.shape}", field="values")
+    if numbers.size > finite.MAX_RECORDS:
       raise UserError(
-        f"at most {finite.MAX_RECORDS} records, got {found.size}", field="values"
+        f"at most {finite.MAX_RECORDS} records, got {numbers.size}", field="values"
       )
-    return finite.units("values", found, self.lower, self.upper)
+    return finite.units("values", numbers, self.lower, self.upper)
 
   def _at(self, share: jax.Array) -> jax.Array:
     """Returns the number at a relative position from `lower` to `upper`."""
@@ -113,11 +113,11 @@ class BoundedMean(_Clipped):
       self.noise(num_records=n)
       whole = self._calibrated(1.0, 1.0).on(key, *finite.total(shares))  # of all shares
       return self._at(whole / n)
-    whole, rest = finite.total(shares)
+    whole, fraction = finite.total(shares)
     count = jnp.full((), n, whole.dtype)
     # The centred value is 2 share - 1; its sum and the count are released together.
     high = jnp.stack([2 * whole - count, count])
-    low = jnp.stack([2 * rest, jnp.zeros_like(rest)])
+    low = jnp.stack([2 * fraction, jnp.zeros_like(fraction)])
     total, count = self.noise(num_records=1).on(key, high, low)
     # The noisy count may be near 0, or negative.
     mean = (lower + upper) / 2 + (upper - lower) / 2 * (total / jnp.maximum(count, 1))
@@ -174,13 +174,13 @@ class Histogram:
 
   def counts(self, bins: jax.Array) -> jax.Array:
     """Returns the exact counts [num_bins] of `bins` [n]; not private."""
-    found = finite.array("bins", bins)
-    if found.ndim != 1 or not finite.is_integer(found):
+    array = finite.array("bins", bins)
+    if array.ndim != 1 or not finite.is_integer(array):
       raise UserError(
-        f"must be integers [n], not {found.dtype} {found.shape}", field="bins"
+        f"must be integers [n], not {array.dtype} {array.shape}", field="bins"
       )
     k = int(self.num_bins)
-    places = finite.indices("bins", found, -1, k)
+    places = finite.indices("bins", array, -1, k)
     # Values outside the bins get a bin of their own, which is cut off.
     places = jnp.where(places < 0, k, places)
     return jnp.bincount(places, length=k + 1)[:k]

@@ -257,9 +257,9 @@ def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
   ]
   if len(ranges) == len(shards):
     order = sorted((s.start, s.stop, index) for index, s in enumerate(ranges) if s)
-    for (_, stop, one), (start, _, other) in itertools.pairwise(order):
+    for (_, stop, name), (start, _, other) in itertools.pairwise(order):
       if start < stop:
-        raise _overlap(max(one, other), start)
+        raise _overlap(max(name, other), start)
     return
   seen: set[int] = set()
   for index, shard in enumerate(shards):

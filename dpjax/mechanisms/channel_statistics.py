@@ -51,7 +51,7 @@ def standardized(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
   [[1.0, 0.0]]
   """
   x = jnp.asarray(x, jnp.float32)
-  wide = lambda one: jnp.asarray(one, jnp.float32).reshape(*[1] * (x.ndim - 1), -1)
+  wide = lambda vector: jnp.asarray(vector, jnp.float32).reshape(*[1] * (x.ndim - 1), -1)
   mean = wide(statistics.mean)
   square = wide(statistics.mean_square)
   variance = square - mean**2
@@ -118,9 +118,11 @@ def _released(
 ) -> ChannelMoments:
   keys = jax.random.split(key, 4)
   rows = (vectors[:, 0], vectors[:, 1])
-  lengths = [each(norm, one) for one in rows]
-  norms = [mechanism.clip_norm(keys[i], one, i) for i, one in enumerate(lengths)]
-  means = [mechanism.noisy_mean(keys[2 + i], one, norms[i]) for i, one in enumerate(rows)]
+  lengths = [each(norm, row) for row in rows]
+  norms = [
+    mechanism.clip_norm(keys[i], row_lengths, i) for i, row_lengths in enumerate(lengths)
+  ]
+  means = [mechanism.noisy_mean(keys[2 + i], row, norms[i]) for i, row in enumerate(rows)]
   mean, square = means
   return ChannelMoments(mean, square, jnp.stack(norms))
 
@@ -134,21 +136,23 @@ def channel_moments(x: ArrayLike | Rows) -> jax.Array:
   >>> channel_moments(jnp.array([[[1.0], [3.0]]])).tolist()
   [[[2.0], [5.0]]]
   """
-  given = x if isinstance(x, Rows) else finite.array("x", x)
-  if given.ndim < 2 or 0 in given.shape[1:]:
-    raise UserError(f"must have shape [n, ..., channels], not {given.shape}", field="x")
-  if given.shape[-1] > MAX_CHANNELS or len(given) > finite.MAX_RECORDS:
+  array = x if isinstance(x, Rows) else finite.array("x", x)
+  if array.ndim < 2 or 0 in array.shape[1:]:
+    raise UserError(f"must have shape [n, ..., channels], not {array.shape}", field="x")
+  if array.shape[-1] > MAX_CHANNELS or len(array) > finite.MAX_RECORDS:
     raise UserError(
       f"must have at most {MAX_CHANNELS} channels and {finite.MAX_RECORDS} examples",
       field="x",
     )
-  parts = [_moments(chunk)[:count] for chunk, count in chunks(given)]
+  parts = [_moments(chunk)[:count] for chunk, count in chunks(array)]
   # Without examples there is no chunk to concatenate.
-  return jnp.concatenate([jnp.zeros((0, 2, given.shape[-1]), jnp.float32), *parts])
+  return jnp.concatenate([jnp.zeros((0, 2, array.shape[-1]), jnp.float32), *parts])
 
 
 @jax.jit
 def _moments(x: jax.Array) -> jax.Array:
   """Returns the moments [n, positions, C] -> [n, 2, C]."""
   # Each example separately: its last digits must not depend on the others.
-  return jax.lax.map(lambda one: jnp.stack([one.mean(0), jnp.square(one).mean(0)]), x)
+  return jax.lax.map(
+    lambda example: jnp.stack([example.mean(0), jnp.square(example).mean(0)]), x
+  )

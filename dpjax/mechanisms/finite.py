@@ -78,15 +78,15 @@ def array(name: str, value: Numbers) -> Any:
 
 def _from_host(name: str, value: Any) -> Any:
   try:
-    found = np.asarray(value)
+    on_host = np.asarray(value)
   except jax.errors.TracerArrayConversionError:
-    found = jnp.asarray(value)
+    on_host = jnp.asarray(value)
   except (TypeError, ValueError, OverflowError):
     raise UserError(
       f"must be an array of real numbers, not {_kind(value)}", field=name
     ) from None
   # JAX has no type wider than float64.
-  return found.astype(np.float64) if found.dtype == np.longdouble else found
+  return on_host.astype(np.float64) if on_host.dtype == np.longdouble else on_host
 
 
 def is_integer(value: Numbers) -> bool:
@@ -131,8 +131,8 @@ def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.A
   wide = value.dtype.itemsize == 8
   most, least, dtype = (32, 11, jnp.float64) if wide else (12, 8, jnp.float32)
   # 2^room is half of `snap`'s limit
-  room = jnp.finfo(dtype).nmant - 1 + math.frexp(step)[1] - 1
-  bits = int(min(max(room, least), most))
+  bits_left = jnp.finfo(dtype).nmant - 1 + math.frexp(step)[1] - 1
+  bits = int(min(max(bits_left, least), most))
   low = value & jnp.asarray(2**bits - 1, value.dtype)
   return (value - low).astype(dtype), low.astype(dtype)
 
@@ -271,8 +271,8 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
     raise UserError(f"at most {MAX_RECORDS} records, got {len(shares)}", field="values")
   if shares.dtype == jnp.float64:
     summed = jnp.sum(jnp.round(shares * 2.0**38).astype(jnp.int64), axis=0)
-    rest = summed & (2**38 - 1)
-    return (summed >> 38).astype(shares.dtype), rest.astype(shares.dtype) * 2.0**-38
+    fraction = summed & (2**38 - 1)
+    return (summed >> 38).astype(shares.dtype), fraction.astype(shares.dtype) * 2.0**-38
   # A share of 24 bits is three limbs of 8, and the sum of each fits 32 bits.
   counts = jnp.round(shares * 2.0**23).astype(jnp.uint32)
   carry = jnp.uint32(0)
@@ -283,8 +283,8 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
     if place < 2:
       limbs.append(carry & 0xFF)
       carry = carry >> _LIMB
-  rest = ((carry & 0x7F) << (2 * _LIMB)) | (limbs[1] << _LIMB) | limbs[0]
-  return (carry >> 7).astype(jnp.float32), rest.astype(jnp.float32) * 2.0**-23
+  fraction = ((carry & 0x7F) << (2 * _LIMB)) | (limbs[1] << _LIMB) | limbs[0]
+  return (carry >> 7).astype(jnp.float32), fraction.astype(jnp.float32) * 2.0**-23
 
 
 def above(name: str, values: Numbers, public: float) -> jax.Array:

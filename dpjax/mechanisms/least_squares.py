@@ -225,9 +225,9 @@ class LeastSquares:
     >>> mechanism.projected(np.array([[3.0, 4.0]]), np.array([[0.0], [1.0]])).round(3).tolist()
     [[4.0]]
     """
-    given: Any = x if isinstance(x, Rows) else finite.array("x", x)
+    inputs: Any = x if isinstance(x, Rows) else finite.array("x", x)
     columns = np.asarray(finite.array("directions", directions), np.float64)
-    width = math.prod(given.shape[1:])
+    width = math.prod(inputs.shape[1:])
     if columns.ndim != 2 or len(columns) != width:
       raise UserError(
         f"must have shape [{width}, m], not {columns.shape}", field="directions"
@@ -235,9 +235,9 @@ class LeastSquares:
     whole = np.round(columns * 2.0**BITS)
     if not (np.abs(whole).sum(axis=0) <= 2.0**33).all():
       raise UserError("must be finite, in columns of norm 1", field="directions")
-    out = np.zeros((len(given), columns.shape[1]))
+    out = np.zeros((len(inputs), columns.shape[1]))
     start = 0
-    for rows in _chunks(given, width):
+    for rows in _chunks(inputs, width):
       units = whole_rows(rows, self.feature_norm, filled=self.unit_rows)
       # Exact, so that a row's last bits do not follow from its place or from the other rows:
       # entries of at most 2^19 times sums of at most 2^33.
@@ -356,20 +356,20 @@ def exact_sums(
   Raises:
     UserError: no numbers, other shapes, too many rows or features.
   """
-  given: Any = x if isinstance(x, Rows) else finite.array("x", x)
+  inputs: Any = x if isinstance(x, Rows) else finite.array("x", x)
   targets = np.asarray(finite.array("y", y))
-  width = math.prod(given.shape[1:])
-  if given.ndim < 2 or not 1 <= width <= MAX_FEATURES:
+  width = math.prod(inputs.shape[1:])
+  if inputs.ndim < 2 or not 1 <= width <= MAX_FEATURES:
     raise UserError(
-      f"must have shape [n, ...] with 1 to {MAX_FEATURES} features, not {given.shape}",
+      f"must have shape [n, ...] with 1 to {MAX_FEATURES} features, not {inputs.shape}",
       field="x",
     )
-  if targets.ndim != 2 or len(targets) != len(given) or not targets.shape[1]:
+  if targets.ndim != 2 or len(targets) != len(inputs) or not targets.shape[1]:
     raise UserError(
-      f"must have shape [{len(given)}, targets], one row for each of x, not {targets.shape}",
+      f"must have shape [{len(inputs)}, targets], one row for each of x, not {targets.shape}",
       field="y",
     )
-  if targets.shape[1] > MAX_TARGETS or len(given) > finite.MAX_RECORDS:
+  if targets.shape[1] > MAX_TARGETS or len(inputs) > finite.MAX_RECORDS:
     raise UserError(
       f"must have at most {MAX_TARGETS} columns and {finite.MAX_RECORDS} rows, not "
       f"{targets.shape}",
@@ -379,7 +379,7 @@ def exact_sums(
   xx = np.zeros((side, side), np.int64)
   xy = np.zeros((width, targets.shape[1]), np.int64)
   start = 0
-  for rows in _chunks(given, width, targets.shape[1]):
+  for rows in _chunks(inputs, width, targets.shape[1]):
     wanted = np.ascontiguousarray(targets[start : start + len(rows)], np.float64)
     start += len(rows)
     units = whole_rows(rows, mechanism.feature_norm, filled=mechanism.unit_rows)

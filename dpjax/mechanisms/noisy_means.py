@@ -63,9 +63,9 @@ class NoisyMeans(abc.ABC):
 
   def __post_init__(self) -> None:
     count = len(self.vectors)
-    given = self.clip_norms
-    if not isinstance(given, (tuple, list)) or len(given) not in (0, count):
-      words = " ".join(repr(given).split())
+    clip_norms = self.clip_norms
+    if not isinstance(clip_norms, (tuple, list)) or len(clip_norms) not in (0, count):
+      words = " ".join(repr(clip_norms).split())
       raise UserError(
         f"must be {_COUNTS[count]} norms, of an example's "
         f"{', '.join(self.vectors)}, or none for private {self.norms}",
@@ -162,10 +162,10 @@ class NoisyMeans(abc.ABC):
     """Returns the statistics again, each field as if the fields ahead of it in `before` had
     been released."""
 
-  def noisy_totals(self, found: Any) -> list[np.ndarray]:
+  def noisy_totals(self, released: Any) -> list[np.ndarray]:
     """Returns the noisy sums of the release, in clip norms."""
-    pairs = zip(found[: len(self.vectors)], np.asarray(found.clip_norms, np.float64))
-    return [np.asarray(one, np.float64) * self.normalize_by / norm for one, norm in pairs]
+    pairs = zip(released[: len(self.vectors)], np.asarray(released.clip_norms, np.float64))
+    return [np.asarray(mean, np.float64) * self.normalize_by / norm for mean, norm in pairs]
 
   @abc.abstractmethod
   def statement(self, unit: str = "example") -> str:
@@ -213,21 +213,21 @@ def each(fn: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
   return jax.lax.map(fn, jnp.pad(rows, short))[: len(rows)]
 
 
-def chunks(given: Any, entries: int = 0) -> Iterator[tuple[jax.Array, int]]:
+def chunks(inputs: Any, entries: int = 0) -> Iterator[tuple[jax.Array, int]]:
   """Yields (examples [size, positions, channels] in float32, their true number) of an array
   or `Rows` [n, ..., channels], whose vectors have `entries` entries.
 
   All of one shape, filled up by zeros, whatever n is: else the others' last bits follow from n.
   """
-  library: Any = jnp if isinstance(given, jax.Array) else np
-  entries = max(entries, math.prod(given.shape[1:]))
+  library: Any = jnp if isinstance(inputs, jax.Array) else np
+  entries = max(entries, math.prod(inputs.shape[1:]))
   # At least two: the compiler unrolls a loop of one turn (`each`).
   size = max(2, min(_CHUNK, _CHUNK_ENTRIES // entries))
-  for start in range(0, len(given), size):
+  for start in range(0, len(inputs), size):
     # Values beyond float32 count as infinite.
     with np.errstate(over="ignore"):
-      rows = library.asarray(given[start : start + size], np.float32)
-    rows = rows.reshape(len(rows), -1, given.shape[-1])
+      rows = library.asarray(inputs[start : start + size], np.float32)
+    rows = rows.reshape(len(rows), -1, inputs.shape[-1])
     short = [(0, size - len(rows)), (0, 0), (0, 0)]
     yield jnp.asarray(library.pad(rows, short)), len(rows)
 
@@ -261,12 +261,12 @@ def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Arr
   >>> np.round(np.float64(high + low), 3).tolist()
   [0.6, 1.05]
   """
-  room = 1 - _GRID * (rows.shape[1] + 64)
+  margin = 1 - _GRID * (rows.shape[1] + 64)
 
   def share(row: jax.Array) -> jax.Array:  # of [-1, 1]
     norm = jnp.maximum(_norms(row), _TINY)
-    clipped = row / norm * jnp.minimum(norm / clip_norm, room)
+    clipped = row / norm * jnp.minimum(norm / clip_norm, margin)
     return jnp.clip((clipped + 1) / 2, 0.0, 1.0)
 
-  whole, rest = finite.total(each(share, _sound(rows)))
-  return 2 * whole - len(rows), 2 * rest
+  whole, fraction = finite.total(each(share, _sound(rows)))
+  return 2 * whole - len(rows), 2 * fraction

@@ -62,8 +62,8 @@ class Spread(NamedTuple):
     shape = (_side(len(self.positions)), _side(len(self.channels)))
     known = _map(self._asdict(), shape, _side(len(self.covariance)))
     scale = np.float32(1 / math.sqrt(float(self.floor)))
-    one = functools.partial(_evened, known=known, scale=scale)
-    return jax.jit(lambda x: each(one, jnp.asarray(x, jnp.float32)))
+    standardize = functools.partial(_evened, known=known, scale=scale)
+    return jax.jit(lambda x: each(standardize, jnp.asarray(x, jnp.float32)))
 
 
 class _Map(NamedTuple):
@@ -134,7 +134,7 @@ class Whitening(NoisyMeans):
     examples = _examples(x)
     sides = (math.prod(examples.shape[1:-1]), examples.shape[-1])
     keys = jax.random.split(key, 2 * len(self.vectors))
-    found: dict[str, Any] = {}
+    released: dict[str, Any] = {}
     norms = []
     known = _Map()
     for place, name in enumerate(self.vectors):
@@ -145,12 +145,14 @@ class Whitening(NoisyMeans):
       # Whole numbers and fractions are each exact in float32.
       whole = np.round(summed)
       parts = (jnp.asarray(part, jnp.float32) for part in (whole, summed - whole))
-      found[name] = _noisy_mean(self, keys[2 * place + 1], *parts, norms[-1])
+      released[name] = _noisy_mean(self, keys[2 * place + 1], *parts, norms[-1])
       if name == "variances":
-        found["floor"] = self._floor(found[name], norms[-1])
-      there = found if before is None else {one: getattr(before, one) for one in found}
+        released["floor"] = self._floor(released[name], norms[-1])
+      there = (
+        released if before is None else {name: getattr(before, name) for name in released}
+      )
       known = _map(there, sides, self.num_directions)
-    return Spread(**found, clip_norms=jnp.stack(norms))
+    return Spread(**released, clip_norms=jnp.stack(norms))
 
   def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
     """Returns the upper end of a bin that privately contains the ninth decile.
@@ -197,45 +199,45 @@ class Whitening(NoisyMeans):
 _noisy_mean = jax.jit(NoisyMeans.noisy_mean_of, static_argnums=0)
 
 
-def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> _Map:
+def _map(released: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> _Map:
   """Returns the whitening map of examples [P, C], as far as the given fields determine it.
 
   NumPy computes it in float64: but for rounding it is the same wherever it is read again.
   """
-  known = _Map(np.asarray(found["mean"]).reshape(shape))
+  known = _Map(np.asarray(released["mean"]).reshape(shape))
   for name in ("channels", "positions"):
-    if name in found:
-      known = known._replace(**{name: _eigenvectors(found[name])[1]})
-  if "variances" not in found:
+    if name in released:
+      known = known._replace(**{name: _eigenvectors(released[name])[1]})
+  if "variances" not in released:
     return known
-  variances = np.asarray(found["variances"], np.float64)
-  floor = float(found["floor"])
+  variances = np.asarray(released["variances"], np.float64)
+  floor = float(released["floor"])
   # Ties are ordered by place, so that machines agree.
   largest = np.argsort(-variances, kind="stable")[:num_directions]
   scales = np.sqrt(floor / np.maximum(variances, floor))
   known = known._replace(scales=np.float32(scales), largest=np.sort(largest))
-  if "covariance" not in found:
+  if "covariance" not in released:
     return known
-  values, vectors = _eigenvectors(found["covariance"])
+  values, vectors = _eigenvectors(released["covariance"])
   evened = vectors * np.sqrt(floor / np.maximum(values, floor))
   return known._replace(root=np.float32(evened @ vectors.T))
 
 
 def _examples(x: ArrayLike | Rows) -> Any:
   """Returns the array or `Rows` [n, ..., C] of numbers; raises UserError otherwise."""
-  given: Any = x if isinstance(x, Rows) else finite.array("x", x)
-  if given.ndim < 3 or 0 in given.shape[1:]:
+  inputs: Any = x if isinstance(x, Rows) else finite.array("x", x)
+  if inputs.ndim < 3 or 0 in inputs.shape[1:]:
     raise UserError(
-      f"must have shape [n, positions, channels], not {given.shape}", field="x"
+      f"must have shape [n, positions, channels], not {inputs.shape}", field="x"
     )
-  sides = (math.prod(given.shape[1:-1]), given.shape[-1])
-  if max(sides) > MAX_SIDE or len(given) > finite.MAX_RECORDS:
+  sides = (math.prod(inputs.shape[1:-1]), inputs.shape[-1])
+  if max(sides) > MAX_SIDE or len(inputs) > finite.MAX_RECORDS:
     raise UserError(
       f"must have at most {MAX_SIDE} positions, {MAX_SIDE} channels and "
-      f"{finite.MAX_RECORDS} examples, not {given.shape}",
+      f"{finite.MAX_RECORDS} examples, not {inputs.shape}",
       field="x",
     )
-  return given
+  return inputs
 
 
 def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
@@ -267,8 +269,8 @@ def _length(name: str, known: _Map, shape: tuple[int, ...]) -> int:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _chunk_lengths(name: str, known: _Map, chunk: jax.Array) -> jax.Array:
-  one = lambda example: noisy_means.norm(_vector(name, known, example))
-  return jax.lax.map(one, chunk)
+  length_of = lambda example: noisy_means.norm(_vector(name, known, example))
+  return jax.lax.map(length_of, chunk)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -285,8 +287,8 @@ def _chunk_total(
 def _lengths(name: str, known: _Map, examples: Any) -> jax.Array:
   """Returns the norms [n] of the vectors, each computed separately."""
   parts = chunks(examples, _length(name, known, examples.shape))
-  found = [_chunk_lengths(name, known, chunk)[:count] for chunk, count in parts]
-  return jnp.concatenate([jnp.zeros(0), *found])
+  lengths = [_chunk_lengths(name, known, chunk)[:count] for chunk, count in parts]
+  return jnp.concatenate([jnp.zeros(0), *lengths])
 
 
 def _total(name: str, known: _Map, examples: Any, clip_norm: Array) -> np.ndarray:

@@ -63,10 +63,14 @@ def activation_fn(activation: Activation) -> Callable[[jax.Array], jax.Array]:
   """
   if callable(activation):
     return activation
-  name, *rest = (activation,) if isinstance(activation, str) else activation
+  name, *parameters = (activation,) if isinstance(activation, str) else activation
   validate.one_of(ACTIVATIONS, activation=name)
   function = ACTIVATIONS[name]
-  return functools.partial(_with_parameters, function, tuple(rest)) if rest else function
+  return (
+    functools.partial(_with_parameters, function, tuple(parameters))
+    if parameters
+    else function
+  )
 
 
 def _with_parameters(function, parameters, x):

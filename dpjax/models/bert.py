@@ -128,7 +128,7 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
     UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
       another shape or type, or with a value that is not finite; the library is not installed.
   """
-  told = f"path={os.fspath(path)!r}"
+  label = f"path={os.fspath(path)!r}"
 
   def bare(name: str) -> str:
     for ending, later in _EARLIER.items():
@@ -143,7 +143,7 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
     if not _PASSED_OVER.fullmatch(bare(name))
   }
   wanted = weight_files.shapes(model, jnp.zeros((1, 1), jnp.int32))
-  return weight_files.parameters(held, _sources(model), wanted, params, told)
+  return weight_files.parameters(held, _sources(model), wanted, params, label)
 
 
 def _sources(model: Bert) -> dict[Path, Origin]:

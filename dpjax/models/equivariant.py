@@ -190,8 +190,8 @@ class EquivariantCnn(nn.Module):
     validate.integer_at_least(1, **sizes)
     validate.one_of(GROUPS, group=self.group)
     if not self.filters or len(self.strides) != len(self.filters):
-      given = f"filters={self.filters!r}, strides={self.strides!r}"
-      raise UserError(f"{given}: must have one entry per convolution, one at least")
+      shown = f"filters={self.filters!r}, strides={self.strides!r}"
+      raise UserError(f"{shown}: must have one entry per convolution, one at least")
     for name, values in dict(filters=self.filters, strides=self.strides).items():
       for value in values:
         validate.integer_at_least(1, **{name: value})

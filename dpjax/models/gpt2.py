@@ -58,20 +58,20 @@ def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
   ...
   dpjax.validate.UserError: path='gpt2.safetensors': No such file or directory
   """
-  told = f"path={os.fspath(path)!r}"
-  found, said = weight_files.read(path, _bare, _BUFFERS)
-  _check_model(model, said, told)
+  label = f"path={os.fspath(path)!r}"
+  tensors, said = weight_files.read(path, _bare, _BUFFERS)
+  _check_model(model, said, label)
   names = _names(model)
-  held = _held(found, names, told)
+  held = _held(tensors, names, label)
   wanted = _shapes(model)
-  weight_files.check_names(held, names, told)
+  weight_files.check_names(held, names, label)
   flat = {ours: _as_ours(held[name], ours) for name, ours in names.items()}
   for name, ours in names.items():
     if flat[ours].shape != wanted[ours]:
       shape = _as_ours(np.broadcast_to(np.float32(0), wanted[ours]), ours).shape
       have = f"{name} is of shape {held[name].shape}"
-      raise UserError(f"{told}: {have}, the model wants {shape}")
-    weight_files.finite(flat[ours], name, told)
+      raise UserError(f"{label}: {have}, the model wants {shape}")
+    weight_files.finite(flat[ours], name, label)
   return {"params": traverse_util.unflatten_dict(jax.tree.map(jnp.asarray, flat))}
 
 
@@ -108,7 +108,7 @@ def _bare(name: str) -> str:
   return name.removeprefix("transformer.")
 
 
-def _check_model(model: Transformer, said: dict[str, str], told: str) -> None:
+def _check_model(model: Transformer, said: dict[str, str], label: str) -> None:
   if model.norm_epsilon != NORM_EPSILON:
     raise UserError(
       f"must be {NORM_EPSILON!r}, as GPT-2's is",
@@ -118,7 +118,7 @@ def _check_model(model: Transformer, said: dict[str, str], told: str) -> None:
   for name in ("num_heads", "norm_epsilon"):
     ours = getattr(model, name)
     if name in said and _number(said[name]) != ours:
-      raise UserError(f"{told}: was made with {name}={said[name]}, the model has {ours!r}")
+      raise UserError(f"{label}: was made with {name}={said[name]}, the model has {ours!r}")
 
 
 def _number(text: str) -> float:
@@ -130,18 +130,18 @@ def _number(text: str) -> float:
 
 
 def _held(
-  found: dict[str, np.ndarray], names: dict[str, tuple[str, ...]], told: str
+  tensors: dict[str, np.ndarray], names: dict[str, tuple[str, ...]], label: str
 ) -> dict[str, np.ndarray]:
   """Returns the tensors of a file by their bare names, without buffers and a tied head."""
-  held = {_bare(name): array for name, array in found.items()}
-  if len(held) < len(found):
-    raise UserError(f"{told}: holds a tensor twice, with and without 'transformer.'")
+  held = {_bare(name): array for name, array in tensors.items()}
+  if len(held) < len(tensors):
+    raise UserError(f"{label}: holds a tensor twice, with and without 'transformer.'")
   held = {name: array for name, array in held.items() if not _BUFFERS.fullmatch(name)}
   # A tied head only repeats the embedding.
   if _HEAD in held and _HEAD not in names:
     head = held.pop(_HEAD)
     if not np.array_equal(head, held.get(_TIED, ())):
-      raise UserError(f"{told}: {_HEAD} is not {_TIED}; it needs tie_embeddings=False")
+      raise UserError(f"{label}: {_HEAD} is not {_TIED}; it needs tie_embeddings=False")
   return held
 
 
@@ -151,23 +151,23 @@ def _shapes(model: Transformer) -> dict[tuple[str, ...], tuple[int, ...]]:
 
 def _names(model: Transformer) -> dict[str, tuple[str, ...]]:
   """Returns Hugging Face's name of each tensor -> dpjax's path."""
-  found: dict[str, tuple[str, ...]] = {
+  names: dict[str, tuple[str, ...]] = {
     _TIED: ("embed", "embedding"),
     "wpe.weight": ("positions",),
     "ln_f.weight": ("final_norm", "scale"),
     "ln_f.bias": ("final_norm", "bias"),
   }
   if not model.tie_embeddings:
-    found[_HEAD] = ("head", "kernel")
+    names[_HEAD] = ("head", "kernel")
   for i in range(model.num_layers):
     block = f"block_{i}"
     for theirs, ours in _NORMS.items():
-      found[f"h.{i}.{theirs}.weight"] = (block, ours, "scale")
-      found[f"h.{i}.{theirs}.bias"] = (block, ours, "bias")
+      names[f"h.{i}.{theirs}.weight"] = (block, ours, "scale")
+      names[f"h.{i}.{theirs}.bias"] = (block, ours, "bias")
     for theirs, path in _PRODUCTS.items():
-      found[f"h.{i}.{theirs}.weight"] = (block, *path, "kernel")
-      found[f"h.{i}.{theirs}.bias"] = (block, *path, "bias")
-  return found
+      names[f"h.{i}.{theirs}.weight"] = (block, *path, "kernel")
+      names[f"h.{i}.{theirs}.bias"] = (block, *path, "bias")
+  return names
 
 
 def _as_ours(array: np.ndarray, ours: tuple[str, ...]) -> np.ndarray:

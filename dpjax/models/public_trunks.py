@@ -175,7 +175,7 @@ def trunk_chunks(
     means = outputs(network, weights, filled)
     if mirrored:
       turned = outputs(network, weights, filled[:, :, ::-1])
-      means = [(one + other) / 2 for one, other in zip(means, turned)]
+      means = [(mean + other) / 2 for mean, other in zip(means, turned)]
     yield np.asarray(normalized_outputs(means))[: len(chunk)]
 
 
@@ -294,5 +294,5 @@ def _weights(trunk: str) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
       value=str(path),
     )
   layers = _Arrays(io.BytesIO(data)).load()[network.module]
-  found = (layers[f"Conv_{i}"] for i in range(len(network.layers)))
-  return tuple((layer["kernel"], layer["bias"]) for layer in found)
+  convolutions = (layers[f"Conv_{i}"] for i in range(len(network.layers)))
+  return tuple((layer["kernel"], layer["bias"]) for layer in convolutions)

@@ -115,20 +115,20 @@ def load_resnet(path: str | os.PathLike[str], model: ResNet, params: Params) -> 
       which are no batch norms; a tensor too few or too many, of another shape or type, or with a
       value that is not finite; the library is not installed.
   """
-  told = f"path={os.fspath(path)!r}"
+  label = f"path={os.fspath(path)!r}"
   tensors, _ = weight_files.read(path, str, _PASSED_OVER)
   held = {
     name: array for name, array in tensors.items() if not _PASSED_OVER.fullmatch(name)
   }
   if "bn1.weight" in held and not any("running_" in name for name in held):
     raise UserError(
-      f"{told}: its norms have no running_mean, so they are no batch norms (GroupNorm?); a "
+      f"{label}: its norms have no running_mean, so they are no batch norms (GroupNorm?); a "
       "ResNet here takes frozen batch norms alone"
     )
   sources = _sources(model)
   image = jnp.zeros((1, 32, 32, 3))
   wanted = weight_files.shapes(model, image)
-  return weight_files.parameters(held, sources, wanted, params, told)
+  return weight_files.parameters(held, sources, wanted, params, label)
 
 
 def _folded(layer: str, convolution: str, norm: str) -> dict[Path, Origin]:

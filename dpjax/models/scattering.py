@@ -199,14 +199,14 @@ _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 def _modulus(bank: _Bank, planes: jax.Array) -> jax.Array:
   """|planes * psi| for every angle of a bank: [W, H, ...] -> [W', H', F, ...]."""
   half, _, rows, num_angles, depth = bank.angles.shape
-  rest = planes.shape[2:]
+  trailing = planes.shape[2:]
   spectrum = _product("kw,wn->kn", bank.forward, planes.reshape(planes.shape[0], -1))
   matrices = bank.angles.reshape(half, -1, depth)
   mixed = _product("kmq,kqn->kmn", matrices, spectrum.reshape(half, depth, -1))
   waves = _product("wk,kn->wn", bank.inverse, mixed.reshape(2 * half, -1))
   waves = waves.reshape(-1, 2, waves.shape[1] // 2)
   power = jnp.maximum(waves[:, 0] ** 2 + waves[:, 1] ** 2, _TINY)
-  return jnp.sqrt(power).reshape(-1, rows, num_angles, *rest)
+  return jnp.sqrt(power).reshape(-1, rows, num_angles, *trailing)
 
 
 def _smooth(low: _Lowpass, planes: jax.Array) -> jax.Array:

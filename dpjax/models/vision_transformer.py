@@ -129,7 +129,7 @@ def load_vit(
     UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
       another shape or type, or with a value that is not finite; the library is not installed.
   """
-  told = f"path={os.fspath(path)!r}"
+  label = f"path={os.fspath(path)!r}"
 
   def bare(name: str) -> str:
     return name.removeprefix(_HF_PREFIX)
@@ -144,7 +144,7 @@ def load_vit(
   sources = _hf_origins(model) if is_hf else _timm_origins(model)
   image = jnp.zeros((1, model.image_size, model.image_size, 3))
   wanted = weight_files.shapes(model, image)
-  return weight_files.parameters(held, sources, wanted, params, told)
+  return weight_files.parameters(held, sources, wanted, params, label)
 
 
 def _timm_origins(model: VisionTransformer) -> dict[Path, Origin]:

@@ -67,8 +67,8 @@ def read(
     UserError: one line: no such file, or none of safetensors; a type other than F32, F16 and
       BF16; the library is not installed.
   """
-  told = f"path={os.fspath(path)!r}"
-  no_pipe(path, told)
+  label = f"path={os.fspath(path)!r}"
+  no_pipe(path, label)
   try:
     data = pathlib.Path(path).read_bytes()
   except OSError as error:
@@ -77,13 +77,13 @@ def read(
   try:
     entries = reader.deserialize(data)
   except reader.SafetensorError as error:
-    raise UserError(f"{told}: is no safetensors file ({error})") from error
+    raise UserError(f"{label}: is no safetensors file ({error})") from error
   held = {}
   for name, entry in entries:
     skipped = passed_over.fullmatch(bare(name))
     if entry["dtype"] not in _DTYPES and not skipped:
       known = ", ".join(_DTYPES)
-      raise UserError(f"{told}: {name} is {entry['dtype']}, must be one of {known}")
+      raise UserError(f"{label}: {name} is {entry['dtype']}, must be one of {known}")
     # The type of a tensor that is passed over does not matter, since it is never used.
     dtype = _DTYPES.get(entry["dtype"], np.uint8)
     array = np.frombuffer(entry["data"], dtype)
@@ -95,26 +95,26 @@ def read(
 
 def shapes(model: nn.Module, example: jax.Array) -> dict[Path, Shape]:
   """Returns the shape of each parameter of a model on a batch such as `example`."""
-  made: Any = jax.eval_shape(model.init, jax.random.key(0), example)
-  flat: dict[Path, Any] = traverse_util.flatten_dict(made["params"])
+  variables: Any = jax.eval_shape(model.init, jax.random.key(0), example)
+  flat: dict[Path, Any] = traverse_util.flatten_dict(variables["params"])
   return {path: leaf.shape for path, leaf in flat.items()}
 
 
-def check_names(held: Iterable[str], wanted: Iterable[str], told: str) -> None:
-  """Raises UserError, beginning with `told`, for names that are too few or too many."""
+def check_names(held: Iterable[str], wanted: Iterable[str], label: str) -> None:
+  """Raises UserError, beginning with `label`, for names that are too few or too many."""
   missing = {*wanted} - {*held}
   unknown = {*held} - {*wanted}
   for what, odd in (("lacks", missing), ("has unknown", unknown)):
     if odd:
       first = ", ".join(sorted(odd)[:_MOST_NAMES])
       more = len(odd) - _MOST_NAMES
-      raise UserError(f"{told}: {what} {first}{f' and {more} more' if more > 0 else ''}")
+      raise UserError(f"{label}: {what} {first}{f' and {more} more' if more > 0 else ''}")
 
 
-def finite(array: np.ndarray, name: str, told: str) -> None:
-  """Raises UserError, beginning with `told`, for a tensor with a value that is not finite."""
+def finite(array: np.ndarray, name: str, label: str) -> None:
+  """Raises UserError, beginning with `label`, for a tensor with a value that is not finite."""
   if not np.isfinite(array).all():
-    raise UserError(f"{told}: {name} holds values that are not finite")
+    raise UserError(f"{label}: {name} holds values that are not finite")
 
 
 def parameters(
@@ -122,7 +122,7 @@ def parameters(
   sources: Mapping[Path, Origin],
   wanted: Mapping[Path, Shape],
   begun: Params,
-  told: str,
+  label: str,
 ) -> Params:
   """Makes the parameters of a model from the tensors of a file, float32.
 
@@ -133,7 +133,7 @@ def parameters(
     sources: of each parameter.
     wanted: shape of each parameter.
     begun: first parameters of the model, {"params": ...}.
-    told: how an error begins.
+    label: how an error begins.
 
   Raises:
     UserError: a tensor too few or too many, of another shape, or not finite.
@@ -149,16 +149,16 @@ def parameters(
       for name in source.names:
         held.pop(name, None)
   names = {name for source in loaded.values() for name in source.names}
-  check_names(held, names, told)
+  check_names(held, names, label)
   for path, source in loaded.items():
     for name, shape in zip(source.names, source.shapes(wanted[path])):
       if held[name].shape != shape:
         have = f"{name} is of shape {held[name].shape}"
-        raise UserError(f"{told}: {have}, the model wants {shape}")
-      finite(held[name], name, told)
+        raise UserError(f"{label}: {have}, the model wants {shape}")
+      finite(held[name], name, label)
     value = source.combine([held[name].astype(np.float32) for name in source.names])
     # Variances of almost zero, or below it, overflow in what is made of them.
-    finite(value, "/".join(path), told)
+    finite(value, "/".join(path), label)
     flat[path] = jnp.asarray(value)
   return {"params": traverse_util.unflatten_dict(flat)}
 

@@ -73,17 +73,19 @@ def discrete_gaussian(
   # An integer of NumPy wraps around in the products below, to noise of another distribution.
   variance = int(variance)
   size = int(np.prod(shape))
-  found = np.zeros(0, np.int64)
-  while found.size < size:
+  accepted = np.zeros(0, np.int64)
+  while accepted.size < size:
     # Discrete Laplace proposals y of scale t = floor(sigma) + 1, each kept with probability
     # exp(-(|y| - variance / t)^2 / (2 variance)): algorithm 3.
     scale = math.isqrt(variance) + 1
-    y = _discrete_laplace(rng, 2 * (size - found.size), scale)
+    y = _discrete_laplace(rng, 2 * (size - accepted.size), scale)
     # Cut off with chance e^-60, which keeps the next line within 64 bits.
     y = y[np.abs(y) < 60 * scale]
     numerator = (np.abs(y) * scale - variance) ** 2
-    found = np.append(found, y[_bernoulli_exp(rng, numerator, 2 * variance * scale**2)])
-  return found[:size].reshape(shape)
+    accepted = np.append(
+      accepted, y[_bernoulli_exp(rng, numerator, 2 * variance * scale**2)]
+    )
+  return accepted[:size].reshape(shape)
 
 
 def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.ndarray:
@@ -109,8 +111,8 @@ def _bernoulli_exp(
   """Returns [n] bool, true with probability exp(-numerator / denominator), exactly:
   algorithm 1."""
   # exp(-(w + f)) = exp(-1)^w exp(-f): w coins and the fraction's coin must all succeed.
-  whole, rest = np.divmod(numerator, denominator)
-  result = _bernoulli_exp_of_fraction(rng, rest, denominator)
+  whole, remainder = np.divmod(numerator, denominator)
+  result = _bernoulli_exp_of_fraction(rng, remainder, denominator)
   for left in range(int(whole.max(initial=0))):
     undecided = np.flatnonzero(result & (whole > left))
     if not undecided.size:
@@ -351,13 +353,15 @@ def wrap_probability(
   validate.positive(variance=variance)
   validate.non_negative(largest_sum=largest_sum)
   validate.one_of(("skellam", "discrete_gaussian"), noise=noise)
-  room = modulus // 2 - largest_sum
-  if room <= 0:
+  margin = modulus // 2 - largest_sum
+  if margin <= 0:
     return 1.0
   # Chernoff's bound on a Gaussian tail; the tail of Skellam noise is heavier.
-  exponent = -(room**2) / (2 * variance)
+  exponent = -(margin**2) / (2 * variance)
   if noise == "skellam":
-    exponent = math.hypot(variance, room) - variance - room * math.asinh(room / variance)
+    exponent = (
+      math.hypot(variance, margin) - variance - margin * math.asinh(margin / variance)
+    )
   return min(1.0, 2 * dim * math.exp(exponent))
 
 
@@ -391,12 +395,12 @@ def scale_for(
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.integer_at_least(1, num_clients=num_clients, bits=bits)
   # Rounding of every client may add 1.
-  room = 2.0 ** (bits - 1) - num_clients
-  if room <= 0:
+  margin = 2.0 ** (bits - 1) - num_clients
+  if margin <= 0:
     raise UserError(
       f"2^(bits - 1) must be > num_clients={num_clients}", field="bits", value=bits
     )
-  return room / (l2_clip_norm * (num_clients * spread + num_stds * noise_multiplier))
+  return margin / (l2_clip_norm * (num_clients * spread + num_stds * noise_multiplier))
 
 
 def rotated_spread(dim: int, *, chance: float = 1e-6) -> float:

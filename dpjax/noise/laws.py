@@ -78,8 +78,8 @@ def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> A
   low, small = _fraction([~word for word in words], dtype)
   powers = jnp.asarray([2.0 ** (-32 * place) for place in range(WORDS)], dtype)
   # Below the normal numbers 1 - u would be flushed to 0, and E = 0 has no logarithm.
-  rest = jnp.maximum(low * powers[small // 32], jnp.finfo(dtype).tiny)
-  return jnp.where(words[0] >= jnp.uint32(near_one), -jnp.log1p(-rest), away)
+  remainder = jnp.maximum(low * powers[small // 32], jnp.finfo(dtype).tiny)
+  return jnp.where(words[0] >= jnp.uint32(near_one), -jnp.log1p(-remainder), away)
 
 
 def laplace(words: Sequence[Array], sign: Array, dtype: DType) -> Array:
@@ -144,11 +144,11 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   held = jnp.stack(words)
   span = jnp.asarray(span, jnp.uint32)
 
-  def step(place: Array, rest: Array) -> Array:
+  def step(place: Array, remainder: Array) -> Array:
     # `place` is a Python integer where jit is disabled
     bit = (held[place // 32] >> jnp.asarray(31 - place % 32, jnp.uint32)) & 1
     # Below 2 span, hence below 2^32: it does not overflow.
-    twice = 2 * rest + bit
+    twice = 2 * remainder + bit
     return jnp.where(twice >= span, twice - span, twice)
 
   start = jnp.zeros(shape, jnp.uint32)

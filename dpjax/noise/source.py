@@ -248,22 +248,24 @@ def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _per_leaf(
-  law: Callable, key: jax.Array, like: Any, scale: Any, name: str, short: bool = False
+  sample: Callable, key: jax.Array, like: Any, scale: Any, name: str, short: bool = False
 ) -> Any:
   """Draws for each leaf by law(words, two more words, dtype). `short`: the normal
   distribution from 96 bits, where float32 can resolve no more."""
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(threefry.fused(key), max(len(leaves), 1))
 
-  def one(k: jax.Array, leaf: Any) -> jax.Array:
+  def draw(k: jax.Array, leaf: Any) -> jax.Array:
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
     factor = check_scale(scale, dtype, name)
     shape = jnp.shape(leaf)
     from_96_bits = short and dtype == jnp.float32
-    drawn = _short_normal(k, shape) if from_96_bits else law(*laws.words(k, shape), dtype)
+    drawn = (
+      _short_normal(k, shape) if from_96_bits else sample(*laws.words(k, shape), dtype)
+    )
     return (factor * drawn).astype(dtype)
 
-  return jax.tree.unflatten(treedef, [one(k, leaf) for k, leaf in zip(keys, leaves)])
+  return jax.tree.unflatten(treedef, [draw(k, leaf) for k, leaf in zip(keys, leaves)])
 
 
 def gaussian(
@@ -284,20 +286,20 @@ def gaussian(
 
 def laplace(key: jax.Array, like: ArrayTree, scale: float) -> Any:
   """Independent Laplace noise for every scalar of `like`, with tails up to 133 scales."""
-  law = lambda words, more, dtype: laws.laplace(words, more[0], dtype)
-  return _per_leaf(law, key, like, scale, "scale")
+  sample = lambda words, more, dtype: laws.laplace(words, more[0], dtype)
+  return _per_leaf(sample, key, like, scale, "scale")
 
 
 def gumbel(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
   """Independent Gumbel noise for every scalar of `like`; its maximum selects."""
-  law = lambda words, more, dtype: laws.gumbel(words, dtype)
-  return _per_leaf(law, key, like, scale, "scale")
+  sample = lambda words, more, dtype: laws.gumbel(words, dtype)
+  return _per_leaf(sample, key, like, scale, "scale")
 
 
 def exponential(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
   """Independent exponential noise of mean `scale` for every scalar of `like`."""
-  law = lambda words, more, dtype: laws.exponential(words, dtype)
-  return _per_leaf(law, key, like, scale, "scale")
+  sample = lambda words, more, dtype: laws.exponential(words, dtype)
+  return _per_leaf(sample, key, like, scale, "scale")
 
 
 def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
@@ -314,8 +316,8 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   key = threefry.fused(key)
   first = jax.random.bits(key, shape, jnp.uint32)
   more = (laws.BERNOULLI_WORDS - 1, *shape)
-  rest = jax.random.bits(jax.random.fold_in(key, 1), more, jnp.uint32)
-  return laws.bernoulli((first, *rest), prob)
+  more_words = jax.random.bits(jax.random.fold_in(key, 1), more, jnp.uint32)
+  return laws.bernoulli((first, *more_words), prob)
 
 
 def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Array:

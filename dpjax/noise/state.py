@@ -190,7 +190,7 @@ def poisoned(noisy: ArrayTree, state: Any, num_steps: int | None) -> Any:
   >>> poisoned(jnp.ones(2), state_at(jax.random.key(0), 20), 20)
   Array([nan, nan], dtype=float32)
   """
-  paid = is_sound(state.draws, state.checksum, state.key)
+  is_accounted = is_sound(state.draws, state.checksum, state.key)
   if num_steps is not None:
-    paid = paid & (state.draws < num_steps)
-  return jax.tree.map(lambda leaf: jnp.where(paid, leaf, jnp.nan), noisy)
+    is_accounted = is_accounted & (state.draws < num_steps)
+  return jax.tree.map(lambda leaf: jnp.where(is_accounted, leaf, jnp.nan), noisy)

@@ -46,13 +46,13 @@ class ClientStates:
   []
   """
 
-  def __init__(self, own: ArrayTree, num_clients: int):
-    if any(trees.is_key(leaf) for leaf in jax.tree.leaves(own)):
+  def __init__(self, initial: ArrayTree, num_clients: int):
+    if any(trees.is_key(leaf) for leaf in jax.tree.leaves(initial)):
       raise UserError(
         "must hold arrays; keep a key as jax.random.key_data(key)", field="memory"
       )
     validate.integer_at_least(1, num_clients=num_clients)
-    self.own = jax.tree.map(np.asarray, own)
+    self.own = jax.tree.map(np.asarray, initial)
     self.num_clients = num_clients
     self._held = np.full(num_clients, _NONE, object)  # the bytes of each row
 
@@ -135,15 +135,15 @@ class ClientStates:
   def _unpacked(self, records: list[bytes]) -> Any:
     leaves, treedef = jax.tree.flatten(self.own)
     # Clients without a record keep the initial row.
-    found = [np.repeat(leaf[None], len(records), axis=0) for leaf in leaves]
+    leaves_of_clients = [np.repeat(leaf[None], len(records), axis=0) for leaf in leaves]
     for place, record in enumerate(records):
       start = 0
-      for into in found if record else ():
+      for into in leaves_of_clients if record else ():
         # A leaf of size 0 has no bytes to read.
         row = np.frombuffer(record, into.dtype, into[0].size, start) if into[0].size else ()
         into[place] = np.reshape(row, into.shape[1:])
         start += into[0].nbytes
-    return jax.tree.unflatten(treedef, found)
+    return jax.tree.unflatten(treedef, leaves_of_clients)
 
   # Who was drawn is secret, so no row is shown.
   def __repr__(self) -> str:
@@ -250,8 +250,8 @@ class Keeper:
     ids = row_journal.with_rows(self._index)
     for start in range(0, len(ids), _AT_ONCE):
       # Read even if rows stay on disk: a torn row is reported now, not in a later round.
-      found = self.journal.read(self._index[ids[start : start + _AT_ONCE]])
-      records += found if in_memory else []
+      loaded = self.journal.read(self._index[ids[start : start + _AT_ONCE]])
+      records += loaded if in_memory else []
     self.journal.resume(self._index)
     if not in_memory:
       return OnDisk(self._before, self.journal, self._index.copy())

@@ -39,7 +39,7 @@ def collectives(hlo: str) -> list[Collective]:
   >>> collectives(hlo)[0].arrays, collectives(hlo)[0].group, collectives(hlo)[0].num_bytes
   ((('f32', (2, 3)), ('f32', ())), 8, 28)
   """
-  return [_read(found) for found in map(_LINE.search, hlo.splitlines()) if found]
+  return [_read(match) for match in map(_LINE.search, hlo.splitlines()) if match]
 
 
 def _read(line: re.Match[str]) -> Collective:

@@ -102,8 +102,8 @@ def same(**named: str) -> None:
   nonce = exchange(_bytes(secrets.token_bytes(32) if is_first() else bytes(32)), ())[0]
   digest = lambda text: _bytes(hashlib.sha256(nonce.tobytes() + text.encode()).digest())
   _, rows = exchange((), [digest(text) for text in named.values()])
-  for name, found in zip(named, rows):
-    odd = [i for i, row in enumerate(found) if np.any(row != found[0])]
+  for name, values in zip(named, rows):
+    odd = [i for i, row in enumerate(values) if np.any(row != values[0])]
     if odd:
       raise UserError(
         f"differs between process 0 and process {odd[0]}; all processes need the "

@@ -153,9 +153,9 @@ class Meeting:
 
 def _loss(said: bytes, sender: int) -> tuple[int, str]:
   """Returns (who is lost, what happened) from a peer's last message."""
-  told = lobby.message(said)
-  who = told.get("lost")
-  why = told.get("why")
+  message = lobby.message(said)
+  who = message.get("lost")
+  why = message.get("why")
   who = who if type(who) is int and who >= 0 else sender
   why = why if isinstance(why, str) and why.isprintable() else "closed its connection"
   return who, why[:200]

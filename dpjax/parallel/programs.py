@@ -155,11 +155,11 @@ def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
       entry = name if head["entry"] else entry
       computations[name] = _Computation(current, "")
       continue
-    found = _LINE.match(line)
-    if found and name:
-      current[found["name"]] = _instruction(found["name"], found["rest"])
-      if found["root"]:
-        computations[name] = _Computation(current, found["name"])
+    match = _LINE.match(line)
+    if match and name:
+      current[match["name"]] = _instruction(match["name"], match["rest"])
+      if match["root"]:
+        computations[name] = _Computation(current, match["name"])
   return computations, entry
 
 
@@ -184,8 +184,8 @@ def _windows(attributes: str, axes: int) -> list[dict[str, int]]:
   for axis in range(axes):
     window = {}
     for name, value in default.items():
-      given = parts[name].split("x")[axis] if name in parts else str(value)
-      window[name] = int(given.split("_")[0])
+      window_size = parts[name].split("x")[axis] if name in parts else str(value)
+      window[name] = int(window_size.split("_")[0])
     windows.append(window)
   return windows
 

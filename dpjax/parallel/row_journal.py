@@ -131,11 +131,11 @@ class Journal:
     Raises:
       UserError: a file is gone, or holds something else there.
     """
-    found: list[bytes] = []
-    processes.on_first(lambda: found.extend(self._found(places)))
+    records: list[bytes] = []
+    processes.on_first(lambda: records.extend(self._found(places)))
     if jax.process_count() == 1 or not len(places):
-      return found
-    rows = [np.frombuffer(record, np.uint8) for record in found]
+      return records
+    rows = [np.frombuffer(record, np.uint8) for record in records]
     empty = np.zeros((len(places), self.row_bytes), np.uint8)
     whole = processes.arrays_from_first(np.stack(rows) if rows else empty)
     return [row.tobytes() for row in whole]

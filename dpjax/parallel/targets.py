@@ -316,8 +316,8 @@ def _devices(target: Machine) -> tuple[Any, ...]:
   sizes = target.sizes
   layout = "x".join(map(str, sizes))
   if target.chip.platform == "gpu":
-    hosts, rest = divmod(target.num_devices, _GPUS_PER_HOST)
-    if rest and hosts:
+    hosts, remainder = divmod(target.num_devices, _GPUS_PER_HOST)
+    if remainder and hosts:
       raise UserError(
         f"must be at most {_GPUS_PER_HOST} GPUs, or a multiple of them",
         field="target",

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
   from dpjax.relevance.feature_shares import mean_shares as mean_shares
   from dpjax.relevance.feature_shares import shares as shares
   from dpjax.relevance.inputs import Inputs as Inputs
+  from dpjax.relevance.inputs import Keys as Keys
   from dpjax.relevance.inputs import Nets as Nets
   from dpjax.relevance.inputs import Outcome as Outcome
   from dpjax.relevance.inputs import RecordNoise as RecordNoise
-  from dpjax.relevance.inputs import Streams as Streams
   from dpjax.relevance.lrp import Lrp as Lrp
   from dpjax.relevance.lrp import Relevance as Relevance
   from dpjax.relevance.lrp import conservation_gap as conservation_gap

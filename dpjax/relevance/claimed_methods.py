@@ -29,8 +29,8 @@ def no_dp(job: Inputs) -> Outcome:
 def radp_paper(job: Inputs) -> Outcome:
   """Runs RADP as in the paper, algorithms 1 to 3. The result is claimed, never proved."""
   share = _share(job, job.paper.rel_norm)
-  found = paper.features(
-    job.streams.key(RELEVANCE),
+  features = paper.features(
+    job.keys.key(RELEVANCE),
     share,
     job.paper,
     epsilon=job.epsilon,
@@ -38,16 +38,20 @@ def radp_paper(job: Inputs) -> Outcome:
     batch_size=job.training.batch_size,
   )
   net = job.nets.second
-  told = _paper_privacy(job, found)
-  records, corrupt = _paper_feed(job, found, job.paper)
+  privacy = _paper_privacy(job, features)
+  records, corrupt = _paper_feed(job, features, job.paper)
   loss = train.cross_entropy(net.apply)
   n = len(job.train)
-  outcome = job.outcome(net, loss, records, told, n, corrupt=corrupt)
-  made = RecordNoise(
-    job.shape, found.beta, found.scales, job.paper.mechanism, job.paper.shared_channels
+  outcome = job.outcome(net, loss, records, privacy, n, corrupt=corrupt)
+  noise = RecordNoise(
+    job.shape,
+    features.beta,
+    features.scales,
+    job.paper.mechanism,
+    job.paper.shared_channels,
   )
-  maps = {"not_private_relevance": share, "beta": found.beta}
-  return outcome._replace(noise=made, maps=maps)
+  maps = {"not_private_relevance": share, "beta": features.beta}
+  return outcome._replace(noise=noise, maps=maps)
 
 
 def _share(job: Inputs, norm: str) -> np.ndarray:
@@ -63,16 +67,18 @@ def _share(job: Inputs, norm: str) -> np.ndarray:
   return job.once(make, "share", job.lrp, norm, job.relevance_records)
 
 
-def _paper_feed(job: Inputs, found: paper.Features, how: Any) -> tuple[Callable, Callable]:
+def _paper_feed(
+  job: Inputs, features: paper.Features, how: Any
+) -> tuple[Callable, Callable]:
   """Returns (records of an epoch, change of a batch) for each way to draw."""
-  key = job.streams.key(FEATURES)
+  key = job.keys.key(FEATURES)
   draw = how.reading.draw
   mechanism = how.mechanism
   shared = how.shared_channels
   x = job.train.x
   y = job.train.y
   if draw in ("batch", "run"):
-    scales = jnp.asarray(record_noise.by_feature(found.scales, job.shape))
+    scales = jnp.asarray(record_noise.by_feature(features.scales, job.shape))
     add = jax.jit(
       lambda key, x: record_noise.noisy_batch(
         key, x, scales, mechanism=mechanism, shared_channels=shared
@@ -83,7 +89,7 @@ def _paper_feed(job: Inputs, found: paper.Features, how: Any) -> tuple[Callable,
   ids = np.arange(len(y))
   # The paper does not round to a grid.
   noisy = lambda key: record_noise.noisy_records(
-    key, ids, x, found.scales, grid=None, mechanism=mechanism, shared_channels=shared
+    key, ids, x, features.scales, grid=None, mechanism=mechanism, shared_channels=shared
   )
   if draw == "record_once":
     once = noisy(key)
@@ -91,7 +97,7 @@ def _paper_feed(job: Inputs, found: paper.Features, how: Any) -> tuple[Callable,
   return lambda epoch: (noisy(jax.random.fold_in(key, epoch)), y), lambda x, step: x
 
 
-def _paper_privacy(job: Inputs, found: paper.Features) -> Privacy:
+def _paper_privacy(job: Inputs, features: paper.Features) -> Privacy:
   how = job.paper
   failed = paper.failed_assumptions(
     how,
@@ -112,11 +118,11 @@ def _paper_privacy(job: Inputs, found: paper.Features) -> Privacy:
       ),
       "preset": how.preset,
       "draw": how.reading.draw,
-      "features_alone_local_epsilon": paper.local_epsilon(found, how, job.channels),
-      "mean_noise_scale": float(np.mean(found.scales)),
+      "features_alone_local_epsilon": paper.local_epsilon(features, how, job.channels),
+      "mean_noise_scale": float(np.mean(features.scales)),
     },
     claimed_epsilon=job.epsilon,
-    claimed_epsilon_thm7=paper.claims(found, job.epsilon)["claimed_epsilon_thm7"],
+    claimed_epsilon_thm7=paper.claims(features, job.epsilon)["claimed_epsilon_thm7"],
   )
 
 
@@ -135,7 +141,7 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
   scales = adlm.input_scales(
     beta, job.adlm, epsilon=share, batch_size=job.training.batch_size
   )
-  found = Privacy(
+  privacy = Privacy(
     kind="claimed",
     epsilon=job.epsilon,
     delta=0.0,
@@ -145,9 +151,9 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
     details={"mean_noise_scale": float(np.mean(scales)), "draw": "batch"},
   )
   limit = job.adlm.input_clip
-  made = RecordNoise(job.shape, beta, scales, "laplace", True, clip_after=limit)
+  noise = RecordNoise(job.shape, beta, scales, "laplace", True, clip_after=limit)
   shaped = jnp.asarray(record_noise.by_feature(scales, job.shape))
-  key = job.streams.key(FEATURES)
+  key = job.keys.key(FEATURES)
 
   @jax.jit
   def corrupt(x, step):
@@ -157,7 +163,7 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
     )
 
   coefficients = adlm.loss_noise(
-    job.streams.key(LOSS),
+    job.keys.key(LOSS),
     job.adlm,
     num_classes=job.train.num_classes,
     epsilon=share,
@@ -168,8 +174,8 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
   records = (job.train.x, job.train.y)
   more: dict[str, Any] = {"corrupt": corrupt, "refresh": net.refresh}
   n = len(job.train)
-  outcome = job.outcome(net, loss, lambda epoch: records, found, n, **more)
-  return outcome._replace(noise=made, maps=maps)
+  outcome = job.outcome(net, loss, lambda epoch: records, privacy, n, **more)
+  return outcome._replace(noise=noise, maps=maps)
 
 
 def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -180,7 +186,7 @@ def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.nd
   d = len(share)
   n = len(job.for_relevance())
   drawn = record_noise.sample(
-    job.streams.key(RELEVANCE), jnp.full(d, 2 * d / (n * epsilon), jnp.float32), (d,)
+    job.keys.key(RELEVANCE), jnp.full(d, 2 * d / (n * epsilon), jnp.float32), (d,)
   )
   beta = feature_budget.floor_normalized(scaled + np.asarray(drawn, np.float64), 0.1)
   return beta, {"not_private_relevance": share, "beta": beta}

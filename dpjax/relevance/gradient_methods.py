@@ -160,7 +160,7 @@ def _outcome(
   model: Any,
   plan: Plan,
   tx: Any,
-  found: Privacy,
+  guarantee: Privacy,
   *,
   data: Any = None,
   loss_fn: LossFn | None = None,
@@ -175,13 +175,13 @@ def _outcome(
     job.train if data is None else data,
     plan,
     tx,
-    noise_key=job.streams.key(GRADIENTS),
-    batch_seed=job.streams.secret,
+    noise_key=job.keys.key(GRADIENTS),
+    batch_seed=job.keys.secret,
     steps_per_epoch=max(1, plan.num_steps // job.training.num_epochs),
     scored=job.scored(apply),
     trainer=job.carry_out,
   )
-  return Outcome(apply, initial, params, found, plan.num_steps, job.test, **more)
+  return Outcome(apply, initial, params, guarantee, plan.num_steps, job.test, **more)
 
 
 def _standard(job: Inputs, tx: Any, model: Any) -> Outcome:
@@ -210,8 +210,8 @@ def dp_adam(job: Inputs) -> Outcome:
 
 def iterative(job: Inputs) -> optax.GradientTransformation:
   """Returns the optimizer of PIAdam, PIAdaGrad or PIRMSProp."""
-  made = {"adam": optax.adam, "adagrad": optax.adagrad, "rmsprop": optax.rmsprop}
-  return made[job.private.iterative](job.private.adaptive_learning_rate)
+  optimizers = {"adam": optax.adam, "adagrad": optax.adagrad, "rmsprop": optax.rmsprop}
+  return optimizers[job.private.iterative](job.private.adaptive_learning_rate)
 
 
 def dpdligdo(job: Inputs) -> Outcome:
@@ -266,7 +266,7 @@ def _in_pairs(job: Inputs) -> Outcome:
   # With a replaced record, one step separates (1 - q) N(0) + q N(u) from (1 - q) N(0) + q
   # N(v), |u - v| <= 2 C. That is no easier than removal at distance 2 C (joint convexity).
   corrected = _spent(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2))
-  found = Privacy(
+  guarantee = Privacy(
     kind="claimed",
     epsilon=_spent(plan),
     delta=plan.delta,
@@ -283,7 +283,7 @@ def _in_pairs(job: Inputs) -> Outcome:
       **_numbers(plan),
     },
   )
-  return _outcome(job, model, plan, iterative(job), found, data=pairs, loss_fn=loss_fn)
+  return _outcome(job, model, plan, iterative(job), guarantee, data=pairs, loss_fn=loss_fn)
 
 
 def dp_sgld(job: Inputs) -> Outcome:
@@ -307,9 +307,9 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
     data,
     plan,
     _sgd(job),
-    noise_key=job.streams.key(MODEL_1),
+    noise_key=job.keys.key(MODEL_1),
     # Model 2's batches come from `secret` itself; the two must be independent.
-    batch_seed=job.streams.secret + 1,
+    batch_seed=job.keys.secret + 1,
     steps_per_epoch=plan.num_steps,
     name=train.FIRST,
     trainer=job.carry_out,
@@ -340,12 +340,12 @@ def radp_dpsgd(job: Inputs) -> Outcome:
     StageCharge("gradients", "all", _spent(plan), plan.delta, _what(plan)),
   ]
   note = "the total is composed by the accountant: less than the sum of the stages"
-  found = privacy.proved(
+  guarantee = privacy.proved(
     spent, plan.delta, relation, ledger=parts, notes=[note], **_numbers(plan)
   )
   maps = {"beta": beta}
   model = job.nets.second
-  return _outcome(weighed, model, plan, _sgd(job), found, prepare=prepare, maps=maps)
+  return _outcome(weighed, model, plan, _sgd(job), guarantee, prepare=prepare, maps=maps)
 
 
 def _weights(job: Inputs, relation: str) -> tuple[np.ndarray, np.ndarray]:
@@ -355,7 +355,7 @@ def _weights(job: Inputs, relation: str) -> tuple[np.ndarray, np.ndarray]:
   factor = job.private.relevance_pool
   blocks = rigorous.pooled_shares(share, job.shape, factor, "private.relevance_pool")
   noisy = rigorous.noisy_relevance(
-    job.streams.key(RELEVANCE),
+    job.keys.key(RELEVANCE),
     # Turns the mean into the sum divided by the PUBLIC number of records.
     blocks * (len(job.train) / job.size),
     num_records=job.size,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import metrics
+from dpjax import _moved, metrics
 from dpjax.data import Dataset
 from dpjax.relevance import feature_shares, train
 from dpjax.relevance.lrp import Lrp
@@ -24,7 +24,7 @@ from dpjax.types import Params
 RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
 
 
-class Streams(NamedTuple):
+class Keys(NamedTuple):
   """Every source of randomness. `noise` and `secret` determine the noise: keep them secret.
 
   `run` binds these two to the method, the settings and the records, so that one value for two
@@ -58,7 +58,7 @@ class Inputs:
   train: Any  # a dpjax.data.Dataset, pixels in [0, 1]
   test: Any
   nets: Nets
-  streams: Streams
+  keys: Keys
   training: Training = dataclasses.field(default_factory=Training)
   lrp: Lrp = dataclasses.field(default_factory=Lrp)
   paper: Paper = dataclasses.field(default_factory=Paper)
@@ -73,6 +73,8 @@ class Inputs:
   trainer: train.Trainer | None = None  # carries trainings out; None: in one go
   # Cache that several jobs share (model 1 of the paper, its relevance); see `once`.
   memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
+  # Old name, for one release; the constructor takes it, too.
+  streams = _moved.OldName("keys")
 
   @property
   def size(self) -> int:
@@ -101,7 +103,7 @@ class Inputs:
     Args:
       index: index of the net, where several begin with keys of their own.
     """
-    key = self.streams.init
+    key = self.keys.init
     key = key if index is None else jax.random.fold_in(key, index)
     return model.init(key, jnp.zeros((1, *x.shape[1:]), x.dtype))
 
@@ -110,8 +112,8 @@ class Inputs:
     records, model 1, training, initial key and order of batches. Not for anything that
     draws noise.
     """
-    init = np.asarray(jax.random.key_data(self.streams.init)).tobytes()
-    mine = (id(self.train), self.nets.first, self.training, init, self.streams.order)
+    init = np.asarray(jax.random.key_data(self.keys.init)).tobytes()
+    mine = (id(self.train), self.nets.first, self.training, init, self.keys.order)
     if (*mine, *what) not in self.memo:
       # The cache keeps the training data alive, so that their id stays theirs.
       self.memo[*mine, *what] = self.train, make()
@@ -125,25 +127,23 @@ class Inputs:
     data sets their difference is free of it. Under a secret key the noise of every (settings,
     records) is a draw of its own.
     """
-    told = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
-    told += (self.train.num_classes, self.streams.order)
+    settings = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
+    settings += (self.train.num_classes, self.keys.order)
     # The repr names every setting, so that any change draws other noise.
-    digest = hashlib.sha256(repr(told).encode())
+    digest = hashlib.sha256(repr(settings).encode())
     public = [] if self.public is None else [self.public.x, self.public.y]
-    init = np.asarray(jax.random.key_data(self.streams.init))
+    init = np.asarray(jax.random.key_data(self.keys.init))
     for array in (self.train.x, self.train.y, init, *public):
       digest.update(repr(array.shape).encode())
       digest.update(np.ascontiguousarray(array).tobytes())
-    key = self.streams.noise
+    key = self.keys.noise
     words = np.frombuffer(digest.digest()[:16], np.uint32)
     for word in words:
       key = jax.random.fold_in(key, word)
-    secret = [self.streams.secret, int.from_bytes(digest.digest()[16:], "big")]
+    secret = [self.keys.secret, int.from_bytes(digest.digest()[16:], "big")]
     mixed = np.random.SeedSequence(secret).generate_state(8, np.uint32)
-    streams = self.streams._replace(
-      noise=key, secret=int.from_bytes(mixed.tobytes(), "big")
-    )
-    return dataclasses.replace(self, streams=streams)
+    keys = self.keys._replace(noise=key, secret=int.from_bytes(mixed.tobytes(), "big"))
+    return dataclasses.replace(self, keys=keys)
 
   def fit(
     self,
@@ -154,7 +154,7 @@ class Inputs:
     **how: Any,
   ) -> Params:
     """Calls `train.fit` with this job's settings, order of batches and trainer."""
-    order = self.streams.order
+    order = self.keys.order
     trainer = self.carry_out
     return train.fit(
       loss, initial, records, self.training,
@@ -166,12 +166,12 @@ class Inputs:
     net: Any,
     loss: train.BatchLoss,
     records: Callable[[int], tuple[np.ndarray, np.ndarray]],
-    found: Privacy,
+    privacy: Privacy,
     num_records: int,
     test: Dataset | None = None,
     **how: Any,
   ) -> Outcome:
-    """Returns the outcome of a net that `fit` trains on records; `found` is its guarantee."""
+    """Returns the outcome of a net that `fit` trains on records; `privacy` is its guarantee."""
     seen = self.test if test is None else test
     # Each net has its own initial key: model 1 has index 1.
     initial = self.initial(net, seen.x, 2)
@@ -179,7 +179,7 @@ class Inputs:
     params = self.fit(loss, initial, records, num_records, scored=scored, **how)
     per_epoch = num_records // min(self.training.batch_size, num_records)
     steps = per_epoch * self.training.num_epochs
-    return Outcome(net.apply, initial, params, found, steps, seen)
+    return Outcome(net.apply, initial, params, privacy, steps, seen)
 
   def model_1(self, data: Dataset) -> Params:
     """Returns parameters of the first net, trained on the raw data: NOT private."""
@@ -220,6 +220,10 @@ class RecordNoise(NamedTuple):
   clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
   # Transformation of records [n, *shape] before the noise; its proof depends on it.
   clipped: Callable[[np.ndarray], np.ndarray] = lambda x: x
+
+
+# Wrapped here: a dataclass writes its constructor itself.
+Inputs.__init__ = _moved.rename_keywords(streams="keys")(Inputs.__init__)
 
 
 class Outcome(NamedTuple):

@@ -57,8 +57,8 @@ def noisy_labels(
 @functools.cache
 def _responses(epsilon: float, num_classes: int) -> Callable:
   respond = mechanisms.RandomizedResponse(epsilon, num_classes)
-  one = lambda key, i, label: respond(jax.random.fold_in(key, i), label)
-  return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+  respond_to = lambda key, i, label: respond(jax.random.fold_in(key, i), label)
+  return jax.jit(jax.vmap(respond_to, in_axes=(None, 0, 0)))
 
 
 def keep_probability(epsilon: float, num_classes: int) -> float:
@@ -88,8 +88,8 @@ def priors(responses: HostArray, epsilon: float, num_classes: int) -> np.ndarray
   [0.99, 0.01]
   """
   respond = mechanisms.RandomizedResponse(epsilon, num_classes)
-  found = np.maximum(respond.frequencies(jnp.asarray(responses)), _LEAST_PRIOR)
-  return found / found.sum()
+  frequencies = np.maximum(respond.frequencies(jnp.asarray(responses)), _LEAST_PRIOR)
+  return frequencies / frequencies.sum()
 
 
 def forward_corrected(

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import trees, validate
+from dpjax import _moved, trees, validate
 from dpjax.relevance import tape as tapes
 from dpjax.relevance.tape import Cell, Node, NodeKind, Tape
 from dpjax.types import Array, HostArray, Params
@@ -131,13 +131,14 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
   return Relevance(scores, logits, start.sum(axis=1))
 
 
-def conservation_gap(found: Relevance) -> Array:
+@_moved.rename_keywords(found="scored")
+def conservation_gap(scored: Relevance) -> Array:
   """[B] |sum of the scores - relevance passed down| / max(|relevance passed down|, 1e-9).
 
   Zero where there are no biases and no stabilizer; otherwise the relevance that they absorbed.
   """
-  total = found.scores.reshape(found.scores.shape[0], -1).sum(axis=1)
-  return jnp.abs(total - found.start) / jnp.maximum(jnp.abs(found.start), _TINY)
+  total = scored.scores.reshape(scored.scores.shape[0], -1).sum(axis=1)
+  return jnp.abs(total - scored.start) / jnp.maximum(jnp.abs(scored.start), _TINY)
 
 
 def heat_map(scores: HostArray) -> np.ndarray:

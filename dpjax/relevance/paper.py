@@ -104,11 +104,11 @@ def features(
   return Features(relevance, beta, scales, bits)
 
 
-def claims(found: Features, epsilon: float) -> dict[str, float]:
+def claims(paper_features: Features, epsilon: float) -> dict[str, float]:
   """Returns the claimed epsilons: as reported, and by the paper's own theorem 7."""
   return {
     "claimed_epsilon": epsilon,
-    "claimed_epsilon_thm7": epsilon + found.epsilon_1,
+    "claimed_epsilon_thm7": epsilon + paper_features.epsilon_1,
   }
 
 
@@ -195,7 +195,7 @@ def theorem_6_series(z: float, num_terms: int) -> float:
   return float(np.sum((-1.0) ** (n - 1) / n * np.exp(-n * z)))
 
 
-def local_epsilon(found: Features, how: Paper, num_channels: int) -> float:
+def local_epsilon(paper_features: Features, how: Paper, num_channels: int) -> float:
   """Epsilon that independent, one-time Laplace noise of these scales WOULD prove.
 
   It covers a record's features, labels, model 1 and beta left aside. Infinite for shared or
@@ -204,4 +204,4 @@ def local_epsilon(found: Features, how: Paper, num_channels: int) -> float:
   once = how.reading.draw == "record_once" and how.mechanism == "laplace"
   if not once or (how.shared_channels and num_channels > 1):
     return math.inf
-  return feature_budget.local_epsilon(found.scales, channels=num_channels)
+  return feature_budget.local_epsilon(paper_features.scales, channels=num_channels)

@@ -86,7 +86,7 @@ def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
 
 def run(method: str, mode: str, job: Inputs) -> Outcome:
   """Runs one method; `mode` matters for "radp" only. Noise and batches are bound to method,
-  settings and records: see `Streams`.
+  settings and records: see `Keys`.
 
   Raises:
     UserError: an unknown method or mode, or what rigorous mode refuses, by name.
@@ -105,7 +105,7 @@ def run(method: str, mode: str, job: Inputs) -> Outcome:
     )
   if (method, mode) == ("radp", "rigorous"):
     return rigorous_method.radp_rigorous(job)
-  # Noise must differ if any of these does: see `Streams`.
+  # Noise must differ if any of these does: see `Keys`.
   settings = (method, job.paper, job.adlm, job.size, job.relevance_records)
   play = claimed_methods.radp_paper if method == "radp" else METHODS[method]
   return play(job.bound(*settings))

@@ -87,7 +87,7 @@ def sample(
 
 @functools.cache
 def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
-  def one(key, record_id, x, scales, steps):
+  def noisy_record(key, record_id, x, scales, steps):
     mine = jax.random.fold_in(key, record_id)
     drawn = sample(mine, scales, shape, mechanism=mechanism, shared_channels=shared)
     if steps is None:
@@ -95,7 +95,7 @@ def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
     # Exact, since the steps are powers of two.
     return noise_lib.source.snap((x + drawn) / steps, 1.0) * steps
 
-  return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, None, None)))
+  return jax.jit(jax.vmap(noisy_record, in_axes=(None, 0, 0, None, None)))
 
 
 def distinct_ids(record_ids: HostArray, count: int) -> np.ndarray:
@@ -167,8 +167,8 @@ def noisy_records(
     # The grid of each feature is a power of two. frexp gives the e of scale = m 2^e,
     # 1/2 <= m < 1.
     exponents = np.frexp(np.asarray(scales, np.float32))[1]
-    own = np.ldexp(0.5, exponents - finite.GRID_BITS)
-    widest = np.maximum(own, np.float32(grid)).astype(np.float32)
+    steps_of_features = np.ldexp(0.5, exponents - finite.GRID_BITS)
+    widest = np.maximum(steps_of_features, np.float32(grid)).astype(np.float32)
     steps = jnp.asarray(by_feature(widest, x.shape[1:]))
   run = _compiled(x.shape[1:], mechanism, shared_channels)
   size = min(_CHUNK, len(x))

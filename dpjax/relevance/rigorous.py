@@ -214,11 +214,11 @@ def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
   """Returns [n] norms, summed in float64: float32 sums of many features err by more than
   `_SLACK`."""
 
-  def norm(one: np.ndarray) -> float:
-    wide = one.astype(np.float64)  # [d] or [height, width, channels]
-    return float((wide.sum(axis=2) if one.ndim == 3 else wide).reshape(-1) @ beta)
+  def norm(magnitude: np.ndarray) -> float:
+    wide = magnitude.astype(np.float64)  # [d] or [height, width, channels]
+    return float((wide.sum(axis=2) if magnitude.ndim == 3 else wide).reshape(-1) @ beta)
 
-  return np.array([norm(one) for one in magnitudes], np.float64)
+  return np.array([norm(magnitude) for magnitude in magnitudes], np.float64)
 
 
 def _scaled_to(x: np.ndarray, norms: np.ndarray, clip: float) -> np.ndarray:

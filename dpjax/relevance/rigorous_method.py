@@ -51,11 +51,11 @@ def radp_rigorous(job: Inputs) -> Outcome:
   """Runs RADP with a proof, stages A to S of `rigorous`. Any training afterwards is
   post-processing.
 
-  The noise is bound to the settings and to the records: a second run with the same streams
+  The noise is bound to the settings and to the records: a second run with the same keys
   and another epsilon, or other records, shares no noise with the first.
   """
   rigorous.check_domain(**{"train.x": job.train.x, "test.x": job.test.x})
-  told = job
+  unbound = job
   job = job.bound(job.rigorous)
   ids_1, ids_2 = _ids(job)
   beta = feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
@@ -66,7 +66,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
     later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
     default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
     beta, charges = _stages_a_b(
-      told.bound(dataclasses.replace(told.rigorous, **default)), ids_1
+      unbound.bound(dataclasses.replace(unbound.rigorous, **default)), ids_1
     )
   spent = 0.0 if job.rigorous.split else math.fsum(charge.epsilon for charge in charges)
   prepared = _stages_c_l_s(job, beta, ids_2, job.epsilon - spent)
@@ -77,7 +77,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
   if job.rigorous.model1 == "public":
     # This cannot be checked: copies may differ in a bit, or in their name.
     rests_on = (f"no private record is known to the public data {job.public.name}",)
-  found = privacy.proved(
+  guarantee = privacy.proved(
     epsilon,
     delta,
     rigorous.FEATURES_ONLY if public else rigorous.RELATION,
@@ -95,7 +95,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
     net,
     train.corrected(net.apply, transitions, prepared.class_priors),
     prepared.records,
-    found,
+    guarantee,
     len(ids_2),
     prepared.test,
     weight_decay=job.training.weight_decay,
@@ -153,7 +153,7 @@ def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCha
   )
   delta_b = how.delta / 4 if how.rel_noise == "gaussian" else 0.0
   noisy = rigorous.noisy_relevance(
-    job.streams.key(RELEVANCE),
+    job.keys.key(RELEVANCE),
     rigorous.pooled_shares(share, job.shape, _pool(job)),
     num_records=len(data),
     epsilon=how.epsilon_b,
@@ -199,7 +199,7 @@ def check_public(train: Any, public: Any) -> None:
   Args:
     train, public: `dpjax.data.Dataset`s.
   """
-  kinds = [(one.x.shape[1:], one.num_classes) for one in (public, train)]
+  kinds = [(dataset.x.shape[1:], dataset.num_classes) for dataset in (public, train)]
   if kinds[0] != kinds[1]:
     raise UserError(
       f"has images {kinds[0][0]} of {kinds[0][1]} classes; must be as those "
@@ -242,7 +242,7 @@ def _stages_c_l_s(
   )
   clipped = lambda x: rigorous.clipped(x, beta, how)
   reduce = lambda x: clipped(rigorous.pooled(x, _pool(job)))
-  key = job.streams.key(FEATURES)
+  key = job.keys.key(FEATURES)
   x = reduce(job.train.x[ids])
   noisy = lambda copy: record_noise.noisy_records(
     jax.random.fold_in(key, copy), ids, x, drawn.scales, mechanism=drawn.mechanism
@@ -257,7 +257,7 @@ def _stages_c_l_s(
   responses, class_priors = _responses(job, ids, epsilon_l)
   prepare = lambda x: scale(reduce(x))
   clip = how.clip if how.features == "laplace_clipped" else None
-  made = RecordNoise(
+  noise = RecordNoise(
     _pooled_shape(job), beta, drawn.scales, drawn.mechanism,
     grid=record_noise.GRID, l1_clip=clip, clipped=clipped,
   )  # fmt: skip
@@ -266,7 +266,7 @@ def _stages_c_l_s(
     class_priors,
     dataclasses.replace(job.test, x=prepare(job.test.x)),
     prepare,
-    made,
+    noise,
     _record_charges(job, drawn, epsilon_l, copies, epsilon),
     {
       "epsilon_labels": epsilon_l,
@@ -289,7 +289,7 @@ def _responses(
     # One more of each class, since the logarithm of its prior is taken.
     counts = np.bincount(y, minlength=k) + 1.0
     return y, counts / counts.sum()
-  key = job.streams.key(LABELS)
+  key = job.keys.key(LABELS)
   y = labels.noisy_labels(key, ids, y, epsilon=epsilon_l, num_classes=k)
   return y, labels.priors(y, epsilon_l, k)
 
@@ -300,7 +300,7 @@ def _shuffled(
   """Returns epoch -> (x, y) in a secret order, without the records' ids."""
   order = np.arange(len(y))
   if job.rigorous.shuffle:
-    order = np.random.default_rng([job.streams.secret, 1]).permutation(len(y))
+    order = np.random.default_rng([job.keys.secret, 1]).permutation(len(y))
   # All copies of a record are one report, so they share its place in the order.
   if copies > 1:
     return lambda epoch: (features(epoch)[order], y[order])

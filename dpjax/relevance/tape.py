@@ -115,9 +115,9 @@ class Node:
 
   def of_data(self, *values: Array, change: Callable = lambda constant: constant) -> list:
     """Computes the results for other values of the data operands, with constants changed."""
-    given = iter(values)
+    remaining = iter(values)
     return self.call(
-      *(next(given) if cell.data else change(cell.value) for cell in self.operands)
+      *(next(remaining) if cell.data else change(cell.value) for cell in self.operands)
     )
 
 
@@ -228,10 +228,10 @@ def _bind(eqn: Any) -> Callable[..., list[Any]]:
   evaluate = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, []))
   if distinct == invars and not any(places):
     return evaluate
-  given = lambda values: dict(
+  values_of = lambda values: dict(
     zip(invars, (value for value, fixed in zip(values, places) if not fixed))
   )
-  return lambda *values: evaluate(*(given(values)[var] for var in distinct))
+  return lambda *values: evaluate(*(values_of(values)[var] for var in distinct))
 
 
 @functools.cache

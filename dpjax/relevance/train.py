@@ -161,8 +161,8 @@ def fit(
   )
 
   @jax.jit
-  def update(params, opt_state, found):
-    grads, seen = found
+  def update(params, opt_state, grads_and_seen):
+    grads, seen = grads_and_seen
     updates, opt_state = tx.update(grads, opt_state, params)
     params = optax.apply_updates(params, updates)
     return (refresh(params, seen) if refresh else params), opt_state

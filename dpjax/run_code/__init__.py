@@ -1,7 +1,7 @@
 """The code of a run, so that edited code never shares noise with the code before the edit.
 
 Two runs with one noise and two codes give their exact clipped sums away: the difference of what
-they release holds no noise. So `of` names the code, `experiments.run.streams` binds every key to
+they release holds no noise. So `of` names the code, `experiments.run.run_keys` binds every key to
 that name, and a run that was begun goes on with the same code alone.
 
 | code                                            | is told by                                 |

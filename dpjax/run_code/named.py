@@ -70,30 +70,30 @@ def names_in(content: bytes, package: str) -> Names:
     return Names()
   reader = _Reader(package)
   reader.visit(tree)
-  found = reader.found
+  names = reader.found
   # All aliases are known only after the whole source was read.
   for chain in reader.chains:
     first, *parts = chain
     name = reader.aliases.get(first)
     for part in parts if name is not None else ():
       name = f"{name}.{part}"
-      found.maybe.add(name)
+      names.maybe.add(name)
   for node in tree.body:
     if isinstance(node, (ast.Import, ast.ImportFrom)):
-      found.top |= {*_of_statement(node, package)}
+      names.top |= {*_of_statement(node, package)}
   values = _literals(tree, reader.bound)
-  found.literals = {name: value for name, value in values.items() if is_plain(value)}
-  found.tables = {
+  names.literals = {name: value for name, value in values.items() if is_plain(value)}
+  names.tables = {
     name: value
     for name, value in values.items()
     if value and not isinstance(value, tuple) and not is_plain(value)
   }
-  found.displays = _displays(tree, reader.bound) - {*values}
-  found.changing |= _of_this_process(tree)
-  found.acts = any(_acts(node, reader.aliases) for node in ast.walk(tree))
-  found.exported = _exported(tree)
-  found.variables = _variables(tree)
-  return found
+  names.displays = _displays(tree, reader.bound) - {*values}
+  names.changing |= _of_this_process(tree)
+  names.acts = any(_acts(node, reader.aliases) for node in ast.walk(tree))
+  names.exported = _exported(tree)
+  names.variables = _variables(tree)
+  return names
 
 
 def is_plain(value: Any) -> bool:
@@ -225,7 +225,7 @@ def _strings(node: ast.AST) -> list[str]:
 
 
 def _literals(tree: ast.Module, bound: dict[str, int]) -> dict[str, Any]:
-  found = {}
+  literals = {}
   for node in tree.body:
     if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
       continue
@@ -238,12 +238,12 @@ def _literals(tree: ast.Module, bound: dict[str, int]) -> dict[str, Any]:
       value = ast.literal_eval(node.value)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
       continue
-    found[target.id] = value
-  return found
+    literals[target.id] = value
+  return literals
 
 
 def _displays(tree: ast.Module, bound: dict[str, int]) -> set[str]:
-  found = set()
+  names = set()
   for node in tree.body:
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
       continue
@@ -252,12 +252,12 @@ def _displays(tree: ast.Module, bound: dict[str, int]) -> set[str]:
     is_filled = bool(getattr(value, "elts", None) or getattr(value, "keys", None))
     is_computed = isinstance(value, (ast.ListComp, ast.SetComp, ast.DictComp))
     if bound[name] == 1 and (is_filled or is_computed):
-      found.add(name)
-  return found
+      names.add(name)
+  return names
 
 
 def _of_this_process(tree: ast.Module) -> set[str]:
-  found = set()
+  local_names = set()
   for node in tree.body:
     if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
       targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -266,8 +266,8 @@ def _of_this_process(tree: ast.Module) -> set[str]:
       names |= {each.attr for each in parts if isinstance(each, ast.Attribute)}
       if names & _CLOCKS:
         bound = [each for target in targets for each in ast.walk(target)]
-        found |= {each.id for each in bound if isinstance(each, ast.Name)}
-  return found
+        local_names |= {each.id for each in bound if isinstance(each, ast.Name)}
+  return local_names
 
 
 def _variables(tree: ast.Module) -> set[str]:

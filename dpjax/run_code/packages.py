@@ -59,14 +59,14 @@ def settings() -> dict[str, str]:
   >>> settings()
   {}
   """
-  found = {}
+  variables = {}
   for name, usual in _PRECISION.items():
     value = getattr(jax.config, name, usual)
     if value != usual:
-      found[name] = str(value)
+      variables[name] = str(value)
   flags = os.environ.get("XLA_FLAGS", "").split()
   flags = sorted(flag for flag in flags if _PRECISION_FLAGS.search(flag))
-  return found | ({"XLA_FLAGS": " ".join(flags)} if flags else {})
+  return variables | ({"XLA_FLAGS": " ".join(flags)} if flags else {})
 
 
 def is_of_machine(variable: str) -> bool:
@@ -139,9 +139,9 @@ def _version_of_python() -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-  found = {name: version(name) for name in DISTRIBUTIONS}
-  found["dpjax"] = f"{found['dpjax'].partition(' ')[0]} {_DPJAX}"
-  return found | {"python": _version_of_python()}
+  by_name = {name: version(name) for name in DISTRIBUTIONS}
+  by_name["dpjax"] = f"{by_name['dpjax'].partition(' ')[0]} {_DPJAX}"
+  return by_name | {"python": _version_of_python()}
 
 
 @functools.cache
@@ -185,11 +185,11 @@ def sha256_of_sources(folder: str) -> str:
   for here, _, files in os.walk(folder):
     paths += [os.path.join(here, file) for file in files if file.endswith(".py")]
   names = {os.path.relpath(path, folder).replace(os.sep, "/"): path for path in paths}
-  found = hashlib.sha256()
+  sha256 = hashlib.sha256()
   for name in sorted(names):
     content = pathlib.Path(names[name]).read_bytes()
-    found.update(f"{name} {hashlib.sha256(content).hexdigest()} ".encode())
-  return found.hexdigest()
+    sha256.update(f"{name} {hashlib.sha256(content).hexdigest()} ".encode())
+  return sha256.hexdigest()
 
 
 # Computed when dpjax is imported, so that a later edit does not count as the running code.

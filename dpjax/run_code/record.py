@@ -29,8 +29,8 @@ class Code(NamedTuple):
     >>> Code({}, {}).digest() == Code({}, {"jax": "0.10"}).digest()
     False
     """
-    told = json.dumps([sorted(self.modules.items()), sorted(self.versions.items())])
-    return hashlib.sha256(f"dpjax code {told}".encode()).digest()
+    text = json.dumps([sorted(self.modules.items()), sorted(self.versions.items())])
+    return hashlib.sha256(f"dpjax code {text}".encode()).digest()
 
   def secret_digest(self) -> bytes:
     """Returns 32 bytes that identify its inputs, or none where there are none. As secret as
@@ -41,8 +41,8 @@ class Code(NamedTuple):
     """
     if not self.inputs:
       return b""
-    told = json.dumps(sorted(self.inputs.items()))
-    return hashlib.sha256(f"dpjax inputs {told}".encode()).digest()
+    text = json.dumps(sorted(self.inputs.items()))
+    return hashlib.sha256(f"dpjax inputs {text}".encode()).digest()
 
   def to_json(self) -> dict[str, dict[str, str]]:
     """Returns its form in result.json and in a run's memory."""
@@ -76,9 +76,9 @@ def check_same(before: Mapping[str, Any] | None, code: Code, *, workdir: object)
       )
     was = str(held.get(name)).partition(" ")[0]
     version = str(now.get(name)).partition(" ")[0]
-    told = f"{was}, not {version}" if was != version else f"another state of {was}"
+    earlier = f"{was}, not {version}" if was != version else f"another state of {was}"
     raise UserError(
-      f"the run in workdir={workdir} was begun with {told}; {then}", field=name
+      f"the run in workdir={workdir} was begun with {earlier}; {then}", field=name
     )
 
 

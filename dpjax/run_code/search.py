@@ -288,13 +288,13 @@ class _Search:
   def _children(self, package: str) -> set[str]:
     if not package or not self._is_users(package.partition(".")[0]):
       return set()
-    found = set()
+    children = set()
     for location in getattr(self._spec(package), "submodule_search_locations", None) or ():
       folder = pathlib.Path(location)
       for path in folder.iterdir() if folder.is_dir() else ():
         if path.name.endswith((".py", *EXTENSIONS)) or (path / "__init__.py").is_file():
-          found.add(f"{package}.{path.name.partition('.')[0]}")
-    return found - {f"{package}.__init__"}
+          children.add(f"{package}.{path.name.partition('.')[0]}")
+    return children - {f"{package}.__init__"}
 
   # --- parts of values
 
@@ -341,8 +341,8 @@ class _Search:
     self._inputs.add((f"{kind} {name!r}", values.sha256(live)))
 
   def _differs(self, name: str, live: Any) -> None:
-    told = repr(live) if is_plain(live) else f"of type {type(live).__name__}"
-    self._found.add((name, hashlib.sha256(told.encode()).hexdigest()))
+    text = repr(live) if is_plain(live) else f"of type {type(live).__name__}"
+    self._found.add((name, hashlib.sha256(text.encode()).hexdigest()))
 
   def value(self, value: Any) -> None:
     """Adds any value that could hold a user's function."""
@@ -422,8 +422,8 @@ class _Search:
       return _is_same(file, code.co_filename)
     if file not in self._known_codes:
       try:
-        own = _is_same(getattr(spec, "origin", None), file)
-        content = self._content(name, file, spec if own else None)
+        is_of_spec = _is_same(getattr(spec, "origin", None), file)
+        content = self._content(name, file, spec if is_of_spec else None)
         whole = compile(content, file, "exec", dont_inherit=True)
       except (OSError, SyntaxError, ValueError):
         return False
@@ -445,10 +445,10 @@ class _Search:
       self.module(each, guess=True)
 
 
-def _named(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _named(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
   """Returns name -> SHA-256; values with equal names are combined."""
   named: dict[str, str] = {}
-  for name, digest in sorted(found):
+  for name, digest in sorted(pairs):
     before = named.get(name)
     both = f"{before} {digest}".encode()
     named[name] = digest if before is None else hashlib.sha256(both).hexdigest()

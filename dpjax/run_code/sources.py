@@ -99,7 +99,7 @@ def _constant(value: Any) -> Any:
 
 def code_name(code: types.CodeType) -> str:
   """Returns a name for byte code, without its file and its lines."""
-  told = [
+  parts = [
     code.co_qualname,
     code.co_code.hex(),
     code.co_argcount,
@@ -113,7 +113,7 @@ def code_name(code: types.CodeType) -> str:
     code.co_exceptiontable.hex(),
     [_constant(value) for value in code.co_consts],
   ]
-  return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+  return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
   from dpjax.sampling.samplers import pad as pad
   from dpjax.sampling.samplers import taken as taken
   from dpjax.sampling.shuffled import ShuffledSampler as ShuffledSampler
-  from dpjax.sampling.slicing import slice_slots as slice_slots
+  from dpjax.sampling.slicing import rows_of_slice as rows_of_slice
   from dpjax.sampling.slicing import slices as slices
   from dpjax.sampling.truncated_poisson import (
     TruncatedPoissonSampler as TruncatedPoissonSampler,

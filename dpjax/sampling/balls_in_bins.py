@@ -50,7 +50,7 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
 
   @classmethod
   def sized(cls, size: Sizing) -> Self:
-    return cls(num_bins=steps_per_pass(size.sampling_prob), capacity=size.slots)
+    return cls(num_bins=steps_per_pass(size.sampling_prob), capacity=size.padded_batch_size)
 
   @property
   def rate(self) -> float:

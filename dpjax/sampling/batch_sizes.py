@@ -44,23 +44,25 @@ def whole_passes(sampling_prob: float) -> bool:
   return math.isclose(steps_per_pass(sampling_prob) * sampling_prob, 1, rel_tol=1e-9)
 
 
-def check_passes(sampling_prob: float, told: str, *, name: str = "sampling_prob") -> None:
+def check_passes(
+  sampling_prob: float, purpose: str, *, name: str = "sampling_prob"
+) -> None:
   """Raises UserError unless a pass is a whole number of steps.
 
   This is the ONE place that decides it, for what runs and for what is accounted.
 
   Args:
-    told: names the sampler in the message.
+    purpose: names the sampler in the message.
     name: name of the field, for the message.
   """
   validate.probability(**{name: sampling_prob})
   if sampling_prob < _LEAST_PROB:
     raise UserError(
-      f"must be at least {_LEAST_PROB}, for {told}", field=name, value=sampling_prob
+      f"must be at least {_LEAST_PROB}, for {purpose}", field=name, value=sampling_prob
     )
   if not whole_passes(sampling_prob):
     raise UserError(
-      f"must be 1 / a whole number, the steps of a pass, for {told}; "
+      f"must be 1 / a whole number, the steps of a pass, for {purpose}; "
       f"{1 / steps_per_pass(sampling_prob)!r} is near",
       field=name,
       value=sampling_prob,

@@ -72,7 +72,7 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
     return cls(steps_per_pass=steps, num_examples=size.num_examples)
 
   @property
-  def slots(self) -> int:
+  def padded_batch_size(self) -> int:
     # If the steps of a pass do not divide the data, the first batches hold one example
     # more.
     return -(-self.num_examples // self.steps_per_pass)

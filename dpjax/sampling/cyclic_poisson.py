@@ -62,7 +62,7 @@ class CyclicPoissonSampler(PaddedSampler):
     prob = cls.prob_in_turn(size)
     groups = cls.steps_apart(size)
     # A run's sampling probability is over all steps; a turn comes once in `groups`.
-    return cls(prob=prob, num_groups=groups, capacity=size.slots)
+    return cls(prob=prob, num_groups=groups, capacity=size.padded_batch_size)
 
   @classmethod
   def prob_in_turn(cls, size: Sizing) -> float:

@@ -95,7 +95,7 @@ class FixedSizeSampler(SizedSampler):
     return whole_batch_size(prob, num_examples) / num_examples
 
   @property
-  def slots(self) -> int:
+  def padded_batch_size(self) -> int:
     return self.batch_size
 
   @property

@@ -182,16 +182,16 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
   probes = [np.array(places) for places in ([0], [size - 1], [size - 1, 0, 0])]
   # Two reads distinguish data that are drawn anew from rows that depend on each other.
   looks = [[_contents(read(places)) for places in probes] for _ in range(2)]
-  for one, other, rows in zip(*looks[0]):
-    if one != other and rows in ([*one, *one, *other], [*one, *other, *one]):
+  for batch, other, rows in zip(*looks[0]):
+    if batch != other and rows in ([*batch, *batch, *other], [*batch, *other, *batch]):
       raise UserError(
         f"{_needs(data)}, which sorts its rows; they must come in the order of indices, or "
         "the padding of a batch would count"
       )
     # Texts may be padded to the longest one of a batch.
-    is_comparable = {*map(len, rows)} == {*map(len, one)}
+    is_comparable = {*map(len, rows)} == {*map(len, batch)}
     # Data that are drawn anew at each read have no fixed value to compare.
-    if looks[0] == looks[1] and is_comparable and rows[1:] != [*one, *one]:
+    if looks[0] == looks[1] and is_comparable and rows[1:] != [*batch, *batch]:
       raise UserError(
         f"{_needs(data)}, whose rows change with those that are read beside them; each must be "
         "a function of its own record"

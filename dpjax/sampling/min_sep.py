@@ -93,7 +93,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
       prob=cls.prob_of(size.sampling_prob, apart),
       min_sep=apart,
       num_steps=size.num_steps,
-      capacity=size.slots,
+      capacity=size.padded_batch_size,
     )
 
   @property

@@ -43,7 +43,7 @@ class PoissonSampler(PaddedSampler):
 
   @classmethod
   def sized(cls, size: Sizing) -> Self:
-    return cls(prob=size.sampling_prob, capacity=size.slots)
+    return cls(prob=size.sampling_prob, capacity=size.padded_batch_size)
 
   @property
   def rate(self) -> float:

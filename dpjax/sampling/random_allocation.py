@@ -57,7 +57,7 @@ class RandomAllocationSampler(PaddedSampler):
   def sized(cls, size: Sizing) -> Self:
     check_passes(size.sampling_prob, "random allocation")
     steps = steps_per_pass(size.sampling_prob)
-    return cls(steps_per_pass=steps, capacity=size.slots)
+    return cls(steps_per_pass=steps, capacity=size.padded_batch_size)
 
   @classmethod
   def nearest_prob(cls, prob: float, num_examples: int) -> float:

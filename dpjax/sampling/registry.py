@@ -52,7 +52,7 @@ SAMPLERS: dict[str, type[Sampler]] = {kind.name: kind for kind in _ALL}
 
 for _kind in _ALL:
   # Users' samplers use the scheme of Poisson sampling, which has its row already.
-  if _kind.law == _kind.name:
+  if _kind.scheme == _kind.name:
     declare(_kind.name, _kind.proof)
 
 

@@ -21,6 +21,7 @@ import dp_accounting
 import numpy as np
 from scipy import stats
 
+from dpjax import _moved
 from dpjax.accounting.proved import Proved, proved_for
 from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.validate import UserError, Verbatim
@@ -42,26 +43,31 @@ class Sizing(NamedTuple):
   sampling_prob: float  # of one example to be in a batch, on average
   num_examples: int  # public
   num_steps: int = 1
-  slots: int = 1  # capacity that no draw exceeds; a plan fits a smaller one
+  padded_batch_size: int = 1  # that no draw exceeds; a plan fits a smaller one
   capacity: int | None = None  # that the config asks for
   separation: int | None = None  # steps between two of an example, that the config asks for
   neighboring_relation: str = ""  # of the guarantee; "": none is asked for
   unit: str = "example"  # what one row is, for messages
   may_leave: int = 0  # records that the coins of an audit may leave out
 
+  @property
+  def slots(self) -> int:
+    """The old name of `padded_batch_size`, for one release."""
+    return self.padded_batch_size
+
 
 class _ProofOfScheme:
-  """The default proof of a sampler: the row that its `law` names."""
+  """The default proof of a sampler: the row that its `scheme` names."""
 
   def __get__(self, sampler: Sampler | None, kind: type[Sampler]) -> Proved:
-    return proved_for(kind.law if sampler is None else sampler.law)
+    return proved_for(kind.scheme if sampler is None else sampler.scheme)
 
 
 class Sampler(abc.ABC):
   """A sampler, as a plan needs it. Methods that are not abstract claim nothing by default.
 
   Subclasses are frozen dataclasses whose fields are public. One that states an event either
-  has a `proof` of its own or names, in `law`, the row of `accounting.PROVED` that is its proof.
+  has a `proof` of its own or names, in `scheme`, the row of `accounting.PROVED` that is its proof.
 
   Attributes:
     name: name in configs; "" for a user's own sampler.
@@ -72,7 +78,7 @@ class Sampler(abc.ABC):
     relation_must_be_named: whether a run must name its relation to have a proof.
     unit: the record whose presence epsilon hides, such as "example" or "user".
     steps_alike: whether every step is the same event.
-    can_overflow: whether a draw can exceed `slots`. Then it raises.
+    can_overflow: whether a draw can exceed `padded_batch_size`. Then it raises.
     small: settings over 4 examples and 2 steps, for its distinguishing games.
   """
 
@@ -86,19 +92,23 @@ class Sampler(abc.ABC):
   steps_alike: ClassVar[bool] = True
   can_overflow: ClassVar[bool] = False
   small: ClassVar[tuple[dict[str, Any], ...]] = ()
-  law: ClassVar[str] = "unproved"
+  scheme: ClassVar[str] = "unproved"
   # Relations under which the event is true, and accountants that prove it.
   proof: ClassVar[Proved] = _ProofOfScheme()  # type: ignore[assignment]
+  # Old names, for one release.
+  law: ClassVar[Any] = _moved.OldName("scheme")
+  slots: ClassVar[Any] = _moved.OldName("padded_batch_size")
 
   def __init_subclass__(cls, **options: Any) -> None:
     """Keeps scheme and proof of a class together: a class that states one does not inherit
     the other."""
     super().__init_subclass__(**options)
+    _moved.rename_attributes(cls, law="scheme", slots="padded_batch_size")
     # Only the class's own statements count: an inherited proof belongs to another scheme.
     stated = cls.__dict__
-    if "law" not in stated and ("name" in stated or "proof" in stated):
-      cls.law = cls.name or cls.__name__
-    if "law" in stated and "proof" not in stated:
+    if "scheme" not in stated and ("name" in stated or "proof" in stated):
+      cls.scheme = cls.name or cls.__name__
+    if "scheme" in stated and "proof" not in stated:
       cls.proof = Sampler.__dict__["proof"]
 
   @classmethod
@@ -139,7 +149,7 @@ class Sampler(abc.ABC):
 
   @property
   @abc.abstractmethod
-  def slots(self) -> int:
+  def padded_batch_size(self) -> int:
     """Leading axis of every batch, constant for one compilation."""
 
   @abc.abstractmethod
@@ -231,25 +241,25 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
   """Calls `sampler.draw`; a user's result must satisfy what a plan relies on.
 
   Raises:
-    UserError: the result is no array of at most `slots` distinct indices.
+    UserError: the result is no array of at most `padded_batch_size` distinct indices.
   """
   drawn = sampler.draw(num_examples, seed=seed, step=step)
   if not assumption(sampler):
     return drawn
   # Repeated or foreign indices would give one record more weight than the sensitivity
   # allows.
-  found = np.asarray(drawn)
-  right = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
-  right = right and np.unique(found).size == found.size <= sampler.slots
-  if not right or (found.size and not 0 <= found.min() <= found.max() < num_examples):
+  rows = np.asarray(drawn)
+  right = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
+  right = right and np.unique(rows).size == rows.size <= sampler.padded_batch_size
+  if not right or (rows.size and not 0 <= rows.min() <= rows.max() < num_examples):
     raise UserError(
       f"draw() of step {step} must return distinct indices in [0, "
-      f"{num_examples}), at most slots={sampler.slots} of them, not "
+      f"{num_examples}), at most padded_batch_size={sampler.padded_batch_size} of them, not "
       f"{drawn!r:.60}",
       field="sampler",
       value=Verbatim(type(sampler).__name__),
     )
-  return found.astype(np.int64)
+  return rows.astype(np.int64)
 
 
 class UnamplifiedSampler(Sampler):
@@ -293,7 +303,7 @@ class PaddedSampler(Sampler):
     """Probability that one example is in a batch."""
 
   @property
-  def slots(self) -> int:
+  def padded_batch_size(self) -> int:
     return self.capacity
 
   def log_overflow_prob(self, num_examples: int) -> float:
@@ -360,9 +370,9 @@ def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
   n = num_examples
   if share <= rate:
     return 0.0
-  rest = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
+  absent = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
   # The factor makes up for rounding, on the side of a larger bound.
-  return min(0.0, -n * (share * math.log(share / rate) + rest) * (1 - 1e-12))
+  return min(0.0, -n * (share * math.log(share / rate) + absent) * (1 - 1e-12))
 
 
 def generator(seed: int, *place: int) -> np.random.Generator:
@@ -384,13 +394,14 @@ def once(seed: int) -> np.random.Generator:
   return generator(seed, 0, 0)
 
 
-def pad(indices: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
-  """Pads indices to `slots`; returns (indices, mask). Padding repeats index 0.
+@_moved.rename_keywords(slots="padded_batch_size")
+def pad(indices: np.ndarray, padded_batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+  """Pads indices to `padded_batch_size`; returns (indices, mask). Padding repeats index 0.
 
   >>> pad(np.array([4, 7]), 3)
   (array([4, 7, 0]), array([ True,  True, False]))
   """
   # Index 0 always exists. The mask removes its contribution.
-  padded = np.zeros(slots, np.int64)
+  padded = np.zeros(padded_batch_size, np.int64)
   padded[: indices.size] = indices
-  return padded, np.arange(slots) < indices.size
+  return padded, np.arange(padded_batch_size) < indices.size

@@ -59,7 +59,7 @@ class ShuffledSampler(Sampler):
   """
 
   name: ClassVar[str] = "shuffled"
-  law: ClassVar[str] = _WhereSizeIsPublic("shuffled", otherwise="unproved")  # type: ignore[assignment]
+  scheme: ClassVar[str] = _WhereSizeIsPublic("shuffled", otherwise="unproved")  # type: ignore[assignment]
   proof: ClassVar[Proved] = _WhereSizeIsPublic(  # type: ignore[assignment]
     Proved((REPLACE, ZERO)), otherwise=NOTHING_PROVED
   )
@@ -97,7 +97,7 @@ class ShuffledSampler(Sampler):
     return cls(batch_size, size.num_examples if is_proved else None)
 
   @property
-  def slots(self) -> int:
+  def padded_batch_size(self) -> int:
     return self.batch_size
 
   @property

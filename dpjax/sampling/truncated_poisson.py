@@ -70,7 +70,7 @@ class TruncatedPoissonSampler(SizedSampler):
     return cls(prob=prob, capacity=capacity, num_examples=size.num_examples)
 
   @property
-  def slots(self) -> int:
+  def padded_batch_size(self) -> int:
     return self.capacity
 
   def event(self, inner: DpEvent) -> DpEvent:

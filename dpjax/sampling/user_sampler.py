@@ -19,7 +19,7 @@ class UserSampler(PoissonSampler):
   """
 
   name: ClassVar[str] = "users"
-  law: ClassVar[str] = PoissonSampler.name
+  scheme: ClassVar[str] = PoissonSampler.name
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   answers: ClassVar[str] = ""
   unit: ClassVar[str] = "user"

@@ -97,22 +97,26 @@ def group_by_user(
   names, starts = np.unique(ids[order], return_index=True)
   rows = np.split(order, starts[1:])
   keep = functools.partial(_kept, most=max_examples_per_user, choose=choose, seed=seed)
-  kept = [keep(name, own) for name, own in zip(names, rows)]
+  kept = [keep(name, user_rows) for name, user_rows in zip(names, rows)]
   # Padding repeats row 0, which always exists. The mask marks it.
   members = np.zeros((len(kept), max_examples_per_user), np.int64)
   mask = np.zeros(members.shape, bool)
-  for user, own in enumerate(kept):
-    members[user, : own.size], mask[user, : own.size] = own, True
+  for user, user_rows in enumerate(kept):
+    members[user, : user_rows.size], mask[user, : user_rows.size] = user_rows, True
   return UserBlocks(data, members, mask)
 
 
-def _kept(name: Any, own: np.ndarray, *, most: int, choose: str, seed: int) -> np.ndarray:
-  if own.size <= most or choose == "first":
-    return own[:most]
+def _kept(
+  name: Any, user_rows: np.ndarray, *, most: int, choose: str, seed: int
+) -> np.ndarray:
+  if user_rows.size <= most or choose == "first":
+    return user_rows[:most]
   # Seeded by the user alone. With a shared stream, another user would change the choice.
   digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-  chosen = np.random.default_rng(int.from_bytes(digest, "big")).permutation(own.size)[:most]
-  return own[np.sort(chosen)]
+  chosen = np.random.default_rng(int.from_bytes(digest, "big")).permutation(user_rows.size)[
+    :most
+  ]
+  return user_rows[np.sort(chosen)]
 
 
 def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:

@@ -140,8 +140,8 @@ class SkellamSum:
     )
     # Beyond the limit the sampler is not exact, and the grid is already fine enough.
     # Slightly below it, since added variances of shares are rounded.
-    room = (1 - 1e-9) * discrete.MAX_SKELLAM
-    scale = min(scale, math.sqrt(room) / (most * l2_clip_norm))
+    limit = (1 - 1e-9) * discrete.MAX_SKELLAM
+    scale = min(scale, math.sqrt(limit) / (most * l2_clip_norm))
     total = (noise_multiplier * l2_clip_norm * scale) ** 2
     noise = DistributedNoise.sized(total_variance=total, min_survivors=min_survivors)
     return cls(l2_clip_norm, dim, scale, bits, max_clients, noise)
@@ -222,8 +222,8 @@ class SkellamSum:
     """[padded_dim] integers modulo 2^bits -> [dim] float32, the noisy sum of the messages."""
     # Reduced modulo 2^bits, which divides the protocol's modulus.
     low = (total & total.dtype.type(2**self.bits - 1)).astype(np.int64)
-    found = discrete.decode(low, modulus=2**self.bits, scale=self.scale)
-    return np.asarray(_unrotate(signs, found.astype(np.float32), self.dim))
+    decoded = discrete.decode(low, modulus=2**self.bits, scale=self.scale)
+    return np.asarray(_unrotate(signs, decoded.astype(np.float32), self.dim))
 
 
 def _padded(dim: int) -> int:
@@ -281,10 +281,10 @@ def skellam_mean(
     sent = jax.device_get(sent)
     row = functools.partial(_row, sent, np.asarray(weights))
     encode = lambda place, rng: mechanism.encode(rng, row(place), signs)
-    found = total(encode, list(ids), round, drops)
-    flat = mechanism.decode(found.total, signs) / np.float32(len(ids))
+    result = total(encode, list(ids), round, drops)
+    flat = mechanism.decode(result.total, signs) / np.float32(len(ids))
     sums = trees.unflattened(flat, jax.tree.map(lambda leaf: leaf[0], sent))
-    return jax.tree.map(jnp.asarray, sums), found
+    return jax.tree.map(jnp.asarray, sums), result
 
   def update(messages: Any, mask: Any, state: Any, weights: Any = None) -> Any:
     kept = np.flatnonzero(np.asarray(mask))
@@ -304,8 +304,8 @@ def skellam_mean(
     ids = [int(client) for client in cohort.ids]
     sent = mapped.sent
     round = int(context.state)
-    sums, found = mean(sent.message, sent.weight, ids, round, drops)
-    return with_cost(mapped, found)._replace(sums=sums, sent=None)
+    sums, summed = mean(sent.message, sent.weight, ids, round, drops)
+    return with_cost(mapped, summed)._replace(sums=sums, sent=None)
 
   way = Way(lambda inner, client, partial: inner(client, None), sum_of)
   return Aggregator(
@@ -362,12 +362,12 @@ def _total(
   kind = dtype_of(protocol.bits)
   zeros = np.zeros(mechanism.padded_dim, kind)
   if is_simulated(protocol):
-    found = carried_out(protocol, ids, drops, lambda client: zeros)
+    summed = carried_out(protocol, ids, drops, lambda client: zeros)
     # Shares of Skellam noise add up exactly to Skellam noise, so one draw serves all.
     noisy = mechanism.share(_stream(seed, round), len(ids))
     for client, place in places.items():
       noisy += encode(place, _stream(seed, round, client))
-    return found._replace(total=noisy.astype(kind))
+    return summed._replace(total=noisy.astype(kind))
 
   def vector(client: int) -> np.ndarray:
     # Requested for a client that dropped out; its answer is never sent.

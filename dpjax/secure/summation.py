@@ -230,8 +230,8 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
     mapped = run(context, cohort)
     # The protocol adds zeros: only its cost and its refusals are needed.
     zeros = np.zeros(trees.size(mapped.sums), dtype_of(protocol.bits))
-    found = carried_out(protocol, cohort.ids, drops, lambda client: zeros)
-    return with_cost(mapped, found)
+    result = carried_out(protocol, cohort.ids, drops, lambda client: zeros)
+    return with_cost(mapped, result)
 
   return Way(lambda inner, client, partial: inner(client, partial), sum_of)
 
@@ -245,19 +245,19 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
     mapped = run(context, cohort)
     sent = jax.device_get(mapped.sent)
     row = lambda place: jax.tree.map(lambda leaf: leaf[place : place + 1], sent)
-    one = lambda place: encode(row(place).message, row(place).weight, np.ones(1, bool))
-    shapes = jax.eval_shape(lambda: one(0))
+    encoded = lambda place: encode(row(place).message, row(place).weight, np.ones(1, bool))
+    shapes = jax.eval_shape(lambda: encoded(0))
     like = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), shapes)
     places = {int(client): place for place, client in enumerate(cohort.ids)}
 
     def vector(client: int) -> np.ndarray:
       # Also called for clients that dropped out; their zeros are never sent.
-      found = one(places[client]) if client in places else like
-      return to_vector(found, protocol.bits)
+      encoded_row = encoded(places[client]) if client in places else like
+      return to_vector(encoded_row, protocol.bits)
 
-    found = carried_out(protocol, cohort.ids, drops, vector)
-    total = from_vector(found.total, like)
-    return with_cost(mapped, found)._replace(sums=total, sent=None)
+    result = carried_out(protocol, cohort.ids, drops, vector)
+    total = from_vector(result.total, like)
+    return with_cost(mapped, result)._replace(sums=total, sent=None)
 
   return Way(lambda inner, client, partial: inner(client, None), sum_of)
 
@@ -281,24 +281,24 @@ def carried_out(
   silent = drops.before_sharing | drops.before_upload
   try:
     # Drop-outs are named, too: what they still send depends on the protocol.
-    found = protocol.sum(LazyVectors(clients | silent, vector), drops)
+    result = protocol.sum(LazyVectors(clients | silent, vector), drops)
   except UserError as error:
     # Without drop-outs the settings are at fault, and the next round would fail, too.
     if any(drops):
       raise RoundRefused(str(error)) from error
     raise
-  if list(found.survivors) != sorted(clients):
+  if list(result.survivors) != sorted(clients):
     raise UserError(
       f"must be those who uploaded, {sorted(clients)}",
       field="survivors",
-      value=list(found.survivors),
+      value=list(result.survivors),
     )
-  return found
+  return result
 
 
-def with_cost(mapped: Mapped, found: Summed) -> Mapped:
+def with_cost(mapped: Mapped, result: Summed) -> Mapped:
   """Returns infos with the most bytes that a client had to send and receive."""
-  bits = np.full_like(mapped.info.upload_bits, 8 * found.cost.client_bytes)
+  bits = np.full_like(mapped.info.upload_bits, 8 * result.cost.client_bytes)
   return mapped._replace(info=mapped.info._replace(upload_bits=bits))
 
 

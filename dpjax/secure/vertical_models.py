@@ -149,8 +149,8 @@ def initial_split(
   """Returns a public initial network, with `hidden` units for each party."""
   validate.integer_at_least(1, hidden=hidden, classes=classes)
   sizes = ((num_features[0], hidden), (num_features[1], hidden), (2 * hidden, classes))
-  made = [secureml.initial(one, seed=seed + i)[0] for i, one in enumerate(sizes)]
-  return SplitNetwork(*made)
+  networks = [secureml.initial(size, seed=seed + i)[0] for i, size in enumerate(sizes)]
+  return SplitNetwork(*networks)
 
 
 def train_split(

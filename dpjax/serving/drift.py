@@ -279,7 +279,7 @@ def noisy_counts(
   for each of `bins` (Dwork and Roth 2014, example 3.2 and theorem 3.16). The key is drawn from the
   operating system and dropped.
   """
-  found = {}
+  noisy = {}
   scale = 0.0
   for each in bins:
     histogram = mechanism(epsilon, each, relation, len(bins))
@@ -288,5 +288,5 @@ def noisy_counts(
     scale = float(laplace.scale)
     # Integers: none of them is rounded before the noise.
     exact: Any = np.asarray(counts[each.name], np.int64)
-    found[each.name] = np.asarray(laplace(noise.new_key(), exact), np.float64).tolist()
-  return found, scale
+    noisy[each.name] = np.asarray(laplace(noise.new_key(), exact), np.float64).tolist()
+  return noisy, scale

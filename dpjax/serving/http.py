@@ -106,22 +106,22 @@ def parsed(body: bytes) -> dict[str, Any]:
     raise ValueError(f"{name} is no JSON number")
 
   def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(items)
-    if len(found) < len(items):
+    members = dict(items)
+    if len(members) < len(items):
       raise ValueError("a key stands twice")
-    return found
+    return members
 
   try:
-    found = json.loads(body, parse_constant=constant, object_pairs_hook=pairs)
+    value = json.loads(body, parse_constant=constant, object_pairs_hook=pairs)
     # Half of a surrogate pair is JSON, and no text that could be hashed or written.
     if b"\\u" in body:
-      json.dumps(found, ensure_ascii=False).encode()
+      json.dumps(value, ensure_ascii=False).encode()
   # ValueError: also no UTF-8, and an integer of more digits than Python reads.
   except (ValueError, RecursionError) as error:
     raise _Refused(400, f"must be JSON ({str(error)[:120]})") from None
-  if not isinstance(found, dict):
+  if not isinstance(value, dict):
     raise _Refused(400, "must be a JSON object")
-  return found
+  return value
 
 
 def _fields(body: dict[str, Any], needed: tuple[str, ...], also: tuple[str, ...]) -> None:
@@ -303,21 +303,21 @@ class Web:
       raise _Refused(422, "rows: must be a list of at least one row")
     answer = await self.service.predict(x, key)
     self._rows.labels(answer.run).inc(len(x))
-    found: dict[str, Any] = {"id": answer.id, "run": answer.run}
+    reply: dict[str, Any] = {"id": answer.id, "run": answer.run}
     inputs = model.inputs
     answers = answer.answers.tolist()
     if isinstance(inputs.target, data.Interval):
-      found["values"] = answers
+      reply["values"] = answers
     elif inputs.target is not None:
-      found["labels"] = [
+      reply["labels"] = [
         [name for name, holds in zip(inputs.labels, row) if holds] for row in answers
       ]
     else:
-      found["classes"] = answers
-      found["labels"] = [inputs.labels[place] for place in answers]
+      reply["classes"] = answers
+      reply["labels"] = [inputs.labels[place] for place in answers]
     # A float32 has an exact decimal of a float64, so a reader gets the very bits.
-    found["logits"] = answer.logits.astype(np.float64).tolist()
-    return _json(found)
+    reply["logits"] = answer.logits.astype(np.float64).tolist()
+    return _json(reply)
 
   def _rows_of(self, rows: Any, encoding: Any, model: Predictor) -> Any:
     """Returns the rows of a request, checked as far as NumPy would be too kind."""
@@ -505,15 +505,15 @@ def server(
     h11_max_incomplete_event_size=2**14,
   )
 
-  found = uvicorn.Server(config)
-  start = found.startup
+  uvicorn_server = uvicorn.Server(config)
+  start = uvicorn_server.startup
 
   async def startup(sockets: list[socket.socket] | None = None) -> None:
     await start(sockets)
     ready(host, listening.getsockname()[1])
 
-  found.startup = startup
-  return found, listening
+  uvicorn_server.startup = startup
+  return uvicorn_server, listening
 
 
 def serve(web: Web, **where: Any) -> None:
@@ -522,6 +522,6 @@ def serve(web: Web, **where: Any) -> None:
   Args:
     where: host, port, head_seconds and ready, as in `server`.
   """
-  found, listening = server(web, **where)
+  uvicorn_server, listening = server(web, **where)
   with listening, contextlib.suppress(KeyboardInterrupt):
-    found.run([listening])
+    uvicorn_server.run([listening])

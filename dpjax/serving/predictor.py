@@ -44,7 +44,7 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.kinds.central.features import featured
 from dpjax.experiments.run import model_inputs, provenance, saved, workdir, writers
 from dpjax.experiments.run.model_inputs import ModelInputs
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -251,17 +251,17 @@ class Predictor:
 
     Logits are those of training bit for bit where this is empty, and otherwise up to rounding.
     """
-    found = []
+    differences = []
     versions = self.result.get("versions")
     before = versions if isinstance(versions, dict) else {}
     now = provenance.versions()
     for name in _ROUNDING:
       if before.get(name) != now.get(name):
-        found.append(f"{name} {before.get(name)} there, {now.get(name)} here")
+        differences.append(f"{name} {before.get(name)} there, {now.get(name)} here")
     device = str(self.result.get("device"))
     if device != provenance.device():
-      found.append(f"{device} there, {provenance.device()} here")
-    return found
+      differences.append(f"{device} there, {provenance.device()} here")
+    return differences
 
   def _checked_sizes(self, sizes: list[int]) -> tuple[list[int], bool]:
     """Returns (sizes of batches to use, whether a row has the same bits wherever it stands)."""
@@ -338,8 +338,8 @@ def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
     train = dataclasses.replace(loading.central(config), seed=config.seed)
     return config, train
   except UserError as error:
-    told = f"{error!s:.100}"
-    raise UserError(f"{at}: was written by another version of dpjax: {told}") from error
+    reason = f"{error!s:.100}"
+    raise UserError(f"{at}: was written by another version of dpjax: {reason}") from error
 
 
 def _check_kind(config: TrainConfig, at: str) -> None:
@@ -387,9 +387,9 @@ def _rebuilt(
   like = featured(
     config.model, inputs.zeros(), normalization.per_example(config), None, True
   )
-  # The initial parameters depend on the seed alone; nothing is drawn from the other streams.
+  # The initial parameters depend on the seed alone; nothing is drawn from the other keys.
   key = jax.random.key(config.seed)
-  public = Streams(init=key, noise=key, local=key, sampler=0, order=0)
+  public = RunKeys(init=key, noise=key, local=key, sampler=0, order=0)
   task, model, params = central.start(config, like, public)
   trained = starting_point.trained(config, task, model, params, public.init)
   params, apply = audit.beside(config, trained.params, trained.apply)

@@ -54,10 +54,10 @@ def make(
       is no row.
   """
   if text != "training" and (epsilon is not None or exact):
-    given = "reference_epsilon" if epsilon is not None else "exact_reference"
+    field_name = "reference_epsilon" if epsilon is not None else "exact_reference"
     value = exact if epsilon is None else epsilon
     raise UserError(
-      "would be ignored, it needs reference=training", field=given, value=value
+      "would be ignored, it needs reference=training", field=field_name, value=value
     )
   if text == "stream" or not bins:
     return None

@@ -192,9 +192,9 @@ class Windows:
 
   def spend(self, what: str, epsilon: float) -> None:
     """Charges the stream's ledger, as one line of all windows: a service may run for years."""
-    charged = self.stream_ledger.spend(what, epsilon=epsilon)
-    empty = dataclasses.replace(charged, charges=())
-    self.stream_ledger = empty.spend("windows", epsilon=charged.spent[0])
+    spent = self.stream_ledger.spend(what, epsilon=epsilon)
+    empty = dataclasses.replace(spent, charges=())
+    self.stream_ledger = empty.spend("windows", epsilon=spent.spent[0])
 
   async def release_rows(self, window: OpenWindow, run: Predictor) -> None:
     """Releases a full window of rows, and compares it with the reference.

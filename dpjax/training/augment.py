@@ -104,9 +104,9 @@ def augmented(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn
     keys = jax.random.split(example.key, augmult)
     copies = jax.vmap(augment_fn, in_axes=(0, None))(keys, example.x)
     # Random draws of a model, such as dropout, are new for each copy.
-    own = jax.vmap(lambda key: jax.random.fold_in(key, _OF_THE_MODEL))(keys)
-    one = lambda x, key: loss_fn(params, Example(x, example.y, key))
-    losses = jax.vmap(one)(copies, own)
+    model_keys = jax.vmap(lambda key: jax.random.fold_in(key, _OF_THE_MODEL))(keys)
+    loss_of_copy = lambda x, key: loss_fn(params, Example(x, example.y, key))
+    losses = jax.vmap(loss_of_copy)(copies, model_keys)
     return jnp.mean(losses)
 
   return loss

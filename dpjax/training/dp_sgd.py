@@ -149,7 +149,7 @@ def dp_sgd(
     memory_budget=memory_budget,
     mesh=mesh,
   )
-  slots = sampling.slice_slots(plan.sampler.slots, plan.slices)
+  padded_batch_size = sampling.rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
   mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
   grad_fn = clipped_grad(loss_fn)
@@ -157,7 +157,9 @@ def dp_sgd(
   blind = optax.GradientTransformation(
     tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
   )
-  rows = slots if mesh is None else gradients.whole_rows(slots, mesh)
+  rows = (
+    padded_batch_size if mesh is None else gradients.whole_rows(padded_batch_size, mesh)
+  )
   chain = plan.accumulated(optax.chain(plan.transform(noise_key), blind), rows=rows)
 
   def clipped(state: TrainState, examples: Any, mask: Array) -> tuple[ClippedSum, Any]:
@@ -186,9 +188,9 @@ def dp_sgd(
     # Made on every device, so that none needs to be sent.
     if example_key is not None:
       size = jax.tree.leaves(examples)[0].shape[0]
-      own = slots if size == rows else size
+      num_keys = padded_batch_size if size == rows else size
       # A mesh added the rows beyond `own`, which must not change the keys of others.
-      keys = jax.random.split(jax.random.fold_in(example_key, call), own)
+      keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
       examples = _with_keys(examples, placed(gradients.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
@@ -236,8 +238,8 @@ def _private_state(state: TrainState) -> Any:
 
 def noise_state(state: TrainState) -> Any:
   """Returns key and count of the noise drawn so far."""
-  found = _private_state(state)
-  return found.inner if isinstance(found, transforms.ScaledState) else found
+  private = _private_state(state)
+  return private.inner if isinstance(private, transforms.ScaledState) else private
 
 
 def clip_scale(state: TrainState) -> float | None:

@@ -154,8 +154,8 @@ def _chosen(params: Any, pattern: str) -> dict[str, Any]:
 
 
 def _check_adapters(adapters: Adapters, trainable: Adapters) -> None:
-  found, wanted = (jax.tree.map(jnp.shape, tree) for tree in (adapters, trainable))
-  if found != wanted:
+  shapes, wanted = (jax.tree.map(jnp.shape, tree) for tree in (adapters, trainable))
+  if shapes != wanted:
     raise UserError(
       f"must have the names and shapes of trainable, {wanted!r:.200}", field="adapters"
     )
@@ -201,7 +201,7 @@ def _step(eqn: Any, values: list[Any]) -> list[Any]:
   if name in equations.REMATS:
     inner = jex.ClosedJaxpr(eqn.params["jaxpr"], ())
     how = {option: eqn.params[option] for option in ("prevent_cse", "policy")}
-    return jax.checkpoint(lambda *given: _evaluate(inner, given), **how)(*values)
+    return jax.checkpoint(lambda *operands: _evaluate(inner, operands), **how)(*values)
   # A cast of W casts the frozen part; adapters are cast where they are used.
   if name == "convert_element_type" and equations.is_float(eqn.outvars[0].aval):
     return [values[0]._replace(frozen=_evaluated(eqn, [values[0].frozen])[0])]

@@ -269,10 +269,10 @@ def spread_labels(
 def _spread(
   graph: PublicGraph, start: np.ndarray, reach: float, num_turns: int
 ) -> np.ndarray:
-  found = start.copy()
+  scores = start.copy()
   for _ in range(num_turns):
-    found = reach * (graph.spread @ found) + (1 - reach) * start
-  return np.argmax(found / np.maximum(found.sum(axis=0), 1e-300), axis=1).astype(np.int32)
+    scores = reach * (graph.spread @ scores) + (1 - reach) * start
+  return np.argmax(scores / np.maximum(scores.sum(axis=0), 1e-300), axis=1).astype(np.int32)
 
 
 def student_weights(

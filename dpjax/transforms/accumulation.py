@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import gradients, trees, validate
+from dpjax import _moved, gradients, trees, validate
 from dpjax.noise.state import changed, check_count, checksum, is_sound, next_checksum
 from dpjax.transforms.clipped import check_start, clipped_sum, is_placeholder
 from dpjax.transforms.group_noise import check_groups
@@ -32,12 +32,13 @@ class AccumulateState(NamedTuple):
   checksum: Any = None  # uint32, of slices; None is refused
 
 
+@_moved.rename_keywords(slots="padded_batch_size")
 def accumulate(
   tx: optax.GradientTransformation,
   *,
   every: int,
   l2_clip_norm: ClipLike,
-  slots: int | None = None,
+  padded_batch_size: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Sums clipped gradients over `every` slices, and passes the sum to `tx` with the last
   one.
@@ -47,7 +48,7 @@ def accumulate(
       the optimizer's own state move once per logical step.
     every: slices of a logical step.
     l2_clip_norm: that of the private transform inside `tx`.
-    slots: rows of each slice; other sizes are then refused.
+    padded_batch_size: rows of each slice; other sizes are then refused.
 
   Returns:
     A transform that takes `per_example_grads` with `mask=`, or a ClippedSum, of one slice.
@@ -85,9 +86,9 @@ def accumulate(
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
     _check_place(state)
     summed = clipped_sum(updates, params, mask, clip)
-    if slots is not None and summed.norms.shape != (slots,):
+    if padded_batch_size is not None and summed.norms.shape != (padded_batch_size,):
       raise UserError(
-        f"a slice has {slots} rows, these have {summed.norms.shape[0]}; give "
+        f"a slice has {padded_batch_size} rows, these have {summed.norms.shape[0]}; give "
         "the slices of one logical batch, as Plan.batches yields them",
         field="updates",
       )

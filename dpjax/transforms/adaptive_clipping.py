@@ -244,8 +244,8 @@ def adaptive_clip_and_noise(
   >>> bool(state.scale == jnp.exp(0.2 * 0.5))  # all were clipped: up by half the rate
   True
   """
-  given = isinstance(l2_clip_norm, gradients.Clip)
-  whole = l2_clip_norm if given else gradients.Clip(l2_clip_norm, AdaptiveClipping())
+  is_clip = isinstance(l2_clip_norm, gradients.Clip)
+  whole = l2_clip_norm if is_clip else gradients.Clip(l2_clip_norm, AdaptiveClipping())
   clip = checked_clip(whole, noise_multiplier, normalize_by, key)
   adaptive = whole.rule
   if not isinstance(adaptive, AdaptingClip):

@@ -112,8 +112,8 @@ def _with_its_bounds(updates: ClippedSum) -> ClippedSum:
       value=updates.l2_bound,
     )
 
-  own = sealed.is_seal_of(updates.seal, *updates.bounds)
-  total = trees.only_where(own, updates.total, exchanged)
+  is_this_seal = sealed.is_seal_of(updates.seal, *updates.bounds)
+  total = trees.only_where(is_this_seal, updates.total, exchanged)
   return dataclasses.replace(updates, total=total)
 
 

@@ -85,34 +85,34 @@ def _mask_of(updates: Any, mask: Any) -> Any:
   return masks[0] if len(masks) == 1 else masks[0] & masks[1]
 
 
-def _as_drawn(noisy: ArrayTree, mask: Any, slots: int) -> Any:
+def _as_drawn(noisy: ArrayTree, mask: Any, padded_batch_size: int) -> Any:
   """Returns the update, NaN where there are more examples than any draw has; UserError
   where values are known."""
   # A sufficiently small batch needs no check of its mask.
-  if mask is None or jnp.size(mask) <= slots:
+  if mask is None or jnp.size(mask) <= padded_batch_size:
     return noisy
   count = jnp.sum(mask)
 
   def too_many() -> UserError:
     return UserError(
-      f"{int(count)} examples in a step of a plan that draws at most {slots}: "
+      f"{int(count)} examples in a step of a plan that draws at most {padded_batch_size}: "
       "its epsilon is not theirs; take batches from plan.batches, or plan for "
       "the larger ones",
       field="updates",
     )
 
-  return trees.only_where(count <= slots, noisy, too_many)
+  return trees.only_where(count <= padded_batch_size, noisy, too_many)
 
 
 def of_plan(
-  tx: optax.GradientTransformationExtraArgs, mark: int, slots: int
+  tx: optax.GradientTransformationExtraArgs, mark: int, padded_batch_size: int
 ) -> optax.GradientTransformationExtraArgs:
   """Returns the same private transform, for states and batches of one plan only.
 
   Args:
     tx: the transform, with the plan's numbers.
     mark: the plan's, by `mark_of`.
-    slots: rows that a draw of the plan has at most.
+    padded_batch_size: rows that a draw of the plan has at most.
   """
   # The type of `tx` does not include ClippedSum.
   inner: Any = tx
@@ -124,9 +124,9 @@ def of_plan(
     updates: Any, state: Any, params: Any = None, *, mask: Any = None, **extra_args: Any
   ) -> Any:
     # Removes the mark. The state of another plan keeps a wrong checksum, and is refused.
-    own = marked(state, mark)
-    noisy, after = inner.update(updates, own, params, mask=mask, **extra_args)
-    noisy = _as_drawn(noisy, _mask_of(updates, mask), slots)
+    inner_state = marked(state, mark)
+    noisy, after = inner.update(updates, inner_state, params, mask=mask, **extra_args)
+    noisy = _as_drawn(noisy, _mask_of(updates, mask), padded_batch_size)
     return noisy, marked(after, mark)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

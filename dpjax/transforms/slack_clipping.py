@@ -92,8 +92,8 @@ class SlackClipping(AdaptingClip):
     bound = summed.l2_bound
     norms = jnp.asarray(summed.norms, jnp.float32)
     slack = jnp.maximum(1 - _MARGIN - norms / bound, 0.0)  # [B], in units of C
-    slots = jnp.arange(self.num_slots, dtype=jnp.float32)[None]  # [1, K]
-    filled = jnp.clip(self.num_slots * slack[:, None] - slots, 0.0, 1.0)  # [B, K]
+    indices = jnp.arange(self.num_slots, dtype=jnp.float32)[None]  # [1, K]
+    filled = jnp.clip(self.num_slots * slack[:, None] - indices, 0.0, 1.0)  # [B, K]
     rows = rows_that_count(summed, mask) & jnp.isfinite(norms)
     width = bound / math.sqrt(self.num_slots)
     return width * jnp.sum(jnp.where(rows[:, None], filled, 0.0), axis=0)

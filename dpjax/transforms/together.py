@@ -45,7 +45,7 @@ def features(
   norms = f"l2_clip_norm={clip.norms!r}"
   rule = f"clipping={clip.rule!r}"
   strategy = f"correlation={type(shape.correlation).__name__}"
-  found = {
+  present = {
     "adaptive clipping": (clip.rule.adapts, rule),
     "clipping that is not flat": (type(clip.rule) is not Flat, rule),
     "several clip norms": (not clip.is_one_number, norms),
@@ -61,12 +61,12 @@ def features(
   if sampler is not None:
     free = sampler.participation is None
     drawn = f"sampler={sampler!r}"
-    found["free participation"] = (free, drawn)
-    found["bounded participation"] = (not free, drawn)
+    present["free participation"] = (free, drawn)
+    present["bounded participation"] = (not free, drawn)
     # A row is only a part of a user.
-    found["users"] = (sampler.unit != "example", drawn)
-    found[_EPOCHS] = (not sampler.steps_alike, drawn)
-  return {name: argument for name, (has, argument) in found.items() if has}
+    present["users"] = (sampler.unit != "example", drawn)
+    present[_EPOCHS] = (not sampler.steps_alike, drawn)
+  return {name: argument for name, (has, argument) in present.items() if has}
 
 
 def check_together(
@@ -88,11 +88,11 @@ def check_together(
     raise UserError("must be a NoiseShape", field="noise_shape", value=shape)
   if not isinstance(sampler, Sampler | None):
     raise UserError("must be a dpjax.sampling.Sampler", field="sampler", value=sampler)
-  found = features(clip, shape, sampler=sampler, slices=slices, statistics=statistics)
-  pairs = [(one, other) for one, apart in APART.items() for other in apart]
-  for one, other in pairs:
-    if one in found and other in found:
-      raise UserError(f"{found[other]}: not with {one}")
+  present = features(clip, shape, sampler=sampler, slices=slices, statistics=statistics)
+  pairs = [(feature, other) for feature, apart in APART.items() for other in apart]
+  for feature, other in pairs:
+    if feature in present and other in present:
+      raise UserError(f"{present[other]}: not with {feature}")
 
 
 def assumptions(

@@ -122,7 +122,7 @@ def _samplers(prob):
 
 
 def _accountants(sampler):
-  return accounting.proved_for(sampler.law).accountants
+  return accounting.proved_for(sampler.scheme).accountants
 
 
 @settings(max_examples=3, deadline=None, derandomize=True)

@@ -12,7 +12,7 @@ from dpjax import secure
 from dpjax.auditing.games import twins
 from dpjax.federated import compression
 
-# What is drawn / what is stated, by room, or by room and kind of subject.
+# What is drawn / what is stated, by package, or by package and kind of subject.
 _NOISE = {
   "mechanisms": 1 / 2.5,
   "samplers": 1 / 2,
@@ -32,11 +32,11 @@ _NOISE = {
 }
 
 
-def games(room, name):
+def games(package, name):
   """The games of a subject whose noise is too little, the strongest first."""
-  full = f"{room}.{name}"
-  noise = next(_NOISE[n] for n in (full, full.partition(":")[0], room) if n in _NOISE)
-  return twins.ROOMS[room](name, twins.Plant(noise=noise))
+  full = f"{package}.{name}"
+  noise = next(_NOISE[n] for n in (full, full.partition(":")[0], package) if n in _NOISE)
+  return twins.PACKAGES[package](name, twins.Plant(noise=noise))
 
 
 def weak(kind):

@@ -11,12 +11,12 @@ from dpjax.federated import Aggregator
 from dpjax.validate import UserError
 
 
-@pytest.mark.parametrize("room", registry.ROOMS)
-def test_everything_has_a_game_or_a_reason(room):
-  assert registry.ROOMS[room].find()
-  assert registry.uncovered(room) == []
-  assert registry.stale(room) == []
-  assert all(registry.ROOMS[room].no_claim.values())
+@pytest.mark.parametrize("package", registry.PACKAGES)
+def test_everything_has_a_game_or_a_reason(package):
+  assert registry.PACKAGES[package].find()
+  assert registry.uncovered(package) == []
+  assert registry.stale(package) == []
+  assert all(registry.PACKAGES[package].no_claim.values())
 
 
 class FakeMechanism:
@@ -49,7 +49,7 @@ def fake_aggregator() -> Aggregator:
 
 
 @pytest.mark.parametrize(
-  ("room", "kind", "fake"),
+  ("package", "kind", "fake"),
   [
     ("mechanisms", registry.is_mechanism, FakeMechanism),
     ("samplers", registry.is_sampler, FakeSampler),
@@ -58,10 +58,10 @@ def fake_aggregator() -> Aggregator:
     ("federated", registry.is_federated, fake_aggregator),
   ],
 )
-def test_a_new_one_is_found_and_has_no_game(room, kind, fake):
+def test_a_new_one_is_found_and_has_no_game(package, kind, fake):
   assert kind(fake)
-  view = registry.ROOMS[room].find() | {fake.__name__: fake}
-  assert registry.uncovered(room, view) == [fake.__name__]
+  view = registry.PACKAGES[package].find() | {fake.__name__: fake}
+  assert registry.uncovered(package, view) == [fake.__name__]
 
 
 def test_a_new_class_in_a_module_is_found_without_being_exported(monkeypatch):
@@ -80,7 +80,7 @@ def test_a_new_relevance_method_is_found(monkeypatch):
 
 def test_names_are_chosen_or_refused_in_one_line():
   assert registry.subjects("mechanisms.Laplace") == (("mechanisms", "Laplace"),)
-  assert len(registry.subjects("samplers")) == len(registry.ROOMS["samplers"].covered)
+  assert len(registry.subjects("samplers")) == len(registry.PACKAGES["samplers"].covered)
   with pytest.raises(UserError, match="did you mean 'Laplace'"):
     registry.subjects("Laplac")
 

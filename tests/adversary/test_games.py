@@ -41,17 +41,17 @@ _ALIKE = {
   *("fed_sgd", "fed_prox", "fed_adam", "fed_yogi", "fed_adagrad", "apfl"),
   *("scale_by_dp_adam", "method:tempered", "method:dp_adam", "method:dpdligdo"),
 }
-# Made of what other rooms play: by hand, but for the quickest.
+# Made of what other packages play: by hand, but for the quickest.
 _COMPOSED = {"plans", "training", "vertical", "accounting"}
 _QUICK = {"PrivateStatistics", "BudgetLedger"}
 
 
 def _subjects(slow=()):
-  long = lambda room, name: name in slow or (room in _COMPOSED and name not in _QUICK)
-  marks = lambda room, name: [pytest.mark.long] if long(room, name) else []
+  long = lambda package, name: name in slow or (package in _COMPOSED and name not in _QUICK)
+  marks = lambda package, name: [pytest.mark.long] if long(package, name) else []
   return [
-    pytest.param(room, name, id=f"{room}.{name}", marks=marks(room, name))
-    for room, name in registry.subjects()
+    pytest.param(package, name, id=f"{package}.{name}", marks=marks(package, name))
+    for package, name in registry.subjects()
   ]
 
 
@@ -86,23 +86,23 @@ def _broken(results):
   ]
 
 
-@pytest.mark.parametrize(("room", "name"), _subjects())
-def test_the_claim_stands(room, name):
-  games = [_remembered(game) for game in registry.games(room, name)]
+@pytest.mark.parametrize(("package", "name"), _subjects())
+def test_the_claim_stands(package, name):
+  games = [_remembered(game) for game in registry.games(package, name)]
   assert games and len({game.name for game in games}) == len(games)
-  found = [r for g in games for r in play(g, num_draws=_DRAWS[room])]
+  found = [r for g in games for r in play(g, num_draws=_DRAWS[package])]
   assert not _broken(found)
   assert all(r.confidence == CONFIDENCE for r in found)
   played = [game for game in games if not _is_refused(game)]
   assert played
   for game in played:  # and each of them can fail
-    assert _broken(play(_with_nan(game), num_draws=_DRAWS[room])), game.name
+    assert _broken(play(_with_nan(game), num_draws=_DRAWS[package])), game.name
 
 
-@pytest.mark.parametrize(("room", "name"), _subjects(slow=_ALIKE))
-def test_a_broken_twin_is_refuted(room, name):
-  strongest = plants.games(room, name)[0]
-  assert _broken(play(strongest, num_draws=_PLANTED[room]))
+@pytest.mark.parametrize(("package", "name"), _subjects(slow=_ALIKE))
+def test_a_broken_twin_is_refuted(package, name):
+  strongest = plants.games(package, name)[0]
+  assert _broken(play(strongest, num_draws=_PLANTED[package]))
 
 
 _OTHERS = {"dp_mean", "central", "client_noise", "federated"}

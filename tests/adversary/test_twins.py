@@ -18,7 +18,9 @@ _QUICK = {"samplers.PoissonSampler", "relevance.features:laplace"}
 
 
 def _twins():
-  marks = lambda twin: [] if f"{twin.room}.{twin.subject}" in _QUICK else [pytest.mark.long]
+  marks = lambda twin: (
+    [] if f"{twin.package}.{twin.subject}" in _QUICK else [pytest.mark.long]
+  )
   return [pytest.param(twin, id=twin.name, marks=marks(twin)) for twin in twins.twins()]
 
 
@@ -37,13 +39,15 @@ def test_the_same_code_without_the_fault_stands(twin):
 
 def test_every_row_has_each_twin_or_a_reason():
   found = set(twins.twins())
-  for room, subject in registry.subjects():
+  for package, subject in registry.subjects():
     for plant in twins.PLANTS:
-      twin = twins.BrokenTwin(room, subject, plant)
+      twin = twins.BrokenTwin(package, subject, plant)
       assert (twin in found) != bool(twins.reason(twin)), twin.name
-  rows = {f"{room}.{subject}" for room, subject in registry.subjects()}
+  rows = {f"{package}.{subject}" for package, subject in registry.subjects()}
   assert {name for name, _ in twins.NOT_PLANTED} <= rows
-  assert set(twins.ROOMS) == set(registry.ROOMS) and set(twins.SOUND) == set(twins.PLANTS)
+  assert set(twins.PACKAGES) == set(registry.PACKAGES) and set(twins.SOUND) == set(
+    twins.PLANTS
+  )
 
 
 def test_the_last_table_has_every_twin_and_each_is_refuted():

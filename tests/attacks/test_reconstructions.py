@@ -107,7 +107,7 @@ def test_errors_are_one_line(tmp_path):
     (lambda: attacks.mse(truth, found[:1]), "must have the shape"),
     (lambda: attacks.mse(truth[:0], found[:0]), "B >= 1"),
     (lambda: attacks.mse(truth * np.nan, found), "truth: must be finite"),
-    (lambda: attacks.mse(truth, np.full_like(found, np.inf)), "found: must be finite"),
+    (lambda: attacks.mse(truth, np.full_like(found, np.inf)), "recovered: must be finite"),
     (lambda: attacks.psnr(truth, found, data_range=0), "data_range=0"),
     (lambda: attacks.ssim(truth[:, :8], found[:, :8]), "at least 11 pixels a side"),
     (

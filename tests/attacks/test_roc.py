@@ -127,7 +127,7 @@ _TRUTH = np.array([True, False])
       lambda: attacks.table(
         {str(f): attacks.measure([1, 2], _TRUTH, fprs=[f]) for f in (0.1, 0.2)}
       ),
-      "found: was measured at different rates",
+      "leakages: was measured at different rates",
     ),
     (lambda: attacks.slices([1, 2], _TRUTH, [0.5, 1]), "groups: must be integers [2]"),
   ],

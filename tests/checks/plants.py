@@ -346,12 +346,12 @@ def _streams_of(change: Callable[[Any, bytes], tuple[Any, bytes]]) -> Callable[[
   """Keys follow from a changed config and a changed digest of the data."""
 
   def broken(sound):
-    honest = sound.streams
+    honest = sound.run_keys
 
-    def streams(config, digest=bytes(32)):
+    def run_keys(config, digest=bytes(32)):
       return honest(*change(config, digest))
 
-    return sound._replace(streams=streams)
+    return sound._replace(run_keys=run_keys)
 
   return broken
 
@@ -368,13 +368,13 @@ def _field(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _key_bits(bits: int) -> Callable[[Any], Any]:
   def broken(sound):
-    def streams(config, digest=bytes(32)):
-      found = sound.streams(config, digest)
+    def run_keys(config, digest=bytes(32)):
+      found = sound.run_keys(config, digest)
       seen = hashlib.sha256(np.asarray(jax.random.key_data(found.noise)).tobytes()).digest()
       key = jax.random.key(int.from_bytes(seen[:4], "big") % 2**bits)
       return found._replace(noise=key)
 
-    return sound._replace(streams=streams)
+    return sound._replace(run_keys=run_keys)
 
   return broken
 
@@ -389,7 +389,7 @@ def _digest_of(change: Callable[[Any], bytes]) -> Callable[[Any], Any]:
 
   def broken(sound):
     return sound._replace(
-      streams=lambda config, digest=bytes(32): sound.streams(config, digest)
+      run_keys=lambda config, digest=bytes(32): sound.run_keys(config, digest)
     )
 
   broken.digest = lambda train: hashlib.sha256(change(train)).digest()  # type: ignore

@@ -268,31 +268,31 @@ def capacity_too_small(subject):
 
 
 def keys_of_the_seed_alone(subject):
-  def streams(config, digest=bytes(32)):
-    return build.streams(_config(seed=config.seed), digest)
+  def run_keys(config, digest=bytes(32)):
+    return build.run_keys(_config(seed=config.seed), digest)
 
-  return subject._replace(streams=streams)
+  return subject._replace(run_keys=run_keys)
 
 
 def keys_of_the_config_alone(subject):
-  def streams(config, digest=b""):
-    return build.streams(config, bytes(32))
+  def run_keys(config, digest=b""):
+    return build.run_keys(config, bytes(32))
 
-  return subject._replace(streams=streams)
+  return subject._replace(run_keys=run_keys)
 
 
 def one_key_for_noise_and_augmentation(subject):
-  def streams(config, digest=bytes(32)):
-    honest = build.streams(config, digest)
+  def run_keys(config, digest=bytes(32)):
+    honest = build.run_keys(config, digest)
     return honest._replace(local=honest.noise)
 
-  return subject._replace(streams=streams)
+  return subject._replace(run_keys=run_keys)
 
 
 def release_keys_from_the_config(subject):
   config = dataclasses.replace(subject.config, release=True)
   return subject._replace(
-    config=config, streams=lambda c, digest=bytes(32): build.streams(c, digest)
+    config=config, run_keys=lambda c, digest=bytes(32): build.run_keys(c, digest)
   )
 
 

@@ -460,10 +460,10 @@ def test_sound_runs_pass(small, large, one):
 
 
 def test_every_check_has_a_bug_to_find():
-  rooms = (influence, whole_step, noise_laws, batches, charges)
+  modules = (influence, whole_step, noise_laws, batches, charges)
   planted = {plant.row for plant in plants.PLANTS.values()}
   assert {*_BUGS, *test_check._BUGS, *planted} == {
-    one for room in rooms for one in room.CHECKS
+    one for module in modules for one in module.CHECKS
   }
 
 

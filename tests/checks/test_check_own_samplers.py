@@ -22,13 +22,13 @@ _N = 60
 class PartSampler(sampling.SizedSampler):
   """Four of the first half: charged so, or as if drawn from all."""
 
-  law: ClassVar[str] = "fixed_size"
+  scheme: ClassVar[str] = "fixed_size"
   num_examples: int = _N
   pool: int = _N // 2
   charged: int = _N // 2
 
   @property
-  def slots(self):
+  def padded_batch_size(self):
     return 4
 
   def event(self, inner):
@@ -126,7 +126,7 @@ class RoundRobinSampler(sampling.SizedSampler):
   steps_per_event: int = 5
 
   @property
-  def slots(self):
+  def padded_batch_size(self):
     return -(-self.num_examples // self.steps_per_event)
 
   def event(self, inner):
@@ -210,6 +210,6 @@ def test_what_cannot_count_a_sampler_names_the_sampler(changes, message, monkeyp
 def test_an_event_that_its_row_does_not_allow_is_refused_by_the_samplers_name(monkeypatch):
   row = dpjax.accounting.Proved(("replace_special",))
   monkeypatch.setitem(dpjax.accounting.PROVED, "part", row)
-  monkeypatch.setattr(PartSampler, "law", "part")
+  monkeypatch.setattr(PartSampler, "scheme", "part")
   with pytest.raises(UserError, match="the event of PartSampler, fixed_size, is accounted"):
     _subject(PartSampler())

@@ -377,7 +377,7 @@ def test_the_capacity_is_checked_for_the_declared_size(monkeypatch):
   """For the true one it would flip between neighbours, and `plan.batches` does not."""
   loss, params, _ = plain()
   plan = _plan()
-  slots = lambda size: plan.fitted_sampler(size).slots
+  slots = lambda size: plan.fitted_sampler(size).padded_batch_size
   size = next(size for size in range(_N - 1, 2, -1) if slots(size) > slots(size - 1))
   train = _train().subset(slice(0, size)).declared(size - 1)
   least = dataclasses.replace(plan, sampler=plan.fitted_sampler(size - 1))
@@ -385,4 +385,4 @@ def test_the_capacity_is_checked_for_the_declared_size(monkeypatch):
     dpjax.check(loss, params, least, train.declared(None))
   monkeypatch.setattr(own_loss, "checks", lambda subject: [])
   assert dpjax.check(loss, params, least, train).ok
-  assert next(least.batches(train, 0)).mask.shape == (least.sampler.slots,)
+  assert next(least.batches(train, 0)).mask.shape == (least.sampler.padded_batch_size,)

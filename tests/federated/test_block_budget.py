@@ -42,7 +42,7 @@ def _cohort(sizes, batch_size, epochs=1):
 
 
 def _nbytes(block):
-  return sum(leaf.nbytes for leaf in jax.tree.leaves((block.batches, block.own)))
+  return sum(leaf.nbytes for leaf in jax.tree.leaves((block.batches, block.client_data)))
 
 
 _SIZES = st.lists(st.sampled_from([0, 1, 3, 10, 40, 400]), min_size=1, max_size=12)

@@ -32,10 +32,10 @@ def toys(monkeypatch):
     played.append(name)
     return _laplace(name, kind)
 
-  room = registry.Room(
+  package = registry.Package(
     lambda: {"honest": 1.2, "broken": 0.3}, play, {"honest": 1, "broken": 1}, {"x": "none"}
   )
-  monkeypatch.setattr(registry, "ROOMS", {"toys": room})
+  monkeypatch.setattr(registry, "PACKAGES", {"toys": package})
   registry.subjects.cache_clear()
   yield played
   registry.subjects.cache_clear()
@@ -80,10 +80,10 @@ def test_rows_of_a_version_without_ceilings_are_played_again(toys, tmp_path):
 def test_a_stopped_audit_goes_on_with_what_is_left(toys, tmp_path, monkeypatch):
   settings, subject = long_games.Settings(minutes=0.01), long_games._subject
 
-  def stopping(room, name, *rest):
+  def stopping(package, name, *rest):
     if name == "broken":
       raise KeyboardInterrupt
-    return subject(room, name, *rest)
+    return subject(package, name, *rest)
 
   monkeypatch.setattr(long_games, "_subject", stopping)
   with pytest.raises(KeyboardInterrupt):

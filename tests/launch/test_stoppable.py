@@ -45,7 +45,7 @@ def test_between_two_trainings_sigterm_is_one_line_and_the_same_command_goes_on(
   assert not (tmp_path / "run" / writers.RESULT).exists()
   trained, fit = [], loop.Running.charge
   monkeypatch.setattr(
-    loop.Running, "charge", lambda r: trained.append(r.work.phase) or fit(r)
+    loop.Running, "charge", lambda r: trained.append(r.phase.subfolder) or fit(r)
   )
   (row,) = experiment.run_all(_CONFIG, tmp_path / "run")
   assert set(trained) == {"model_2"}  # model 1 was saved

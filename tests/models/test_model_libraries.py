@@ -10,7 +10,7 @@ from configs import quickstart
 from dpjax import data, models, trees
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.run.streams import derived
+from dpjax.experiments.run.run_keys import derived
 from dpjax.models import libraries
 from dpjax.validate import UserError
 

@@ -45,9 +45,9 @@ def _records(n=30, seed=0):
 
 
 def _job(epsilon=4.0, how=_LOCAL, **fields):
-  streams = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 7)
+  keys = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 7)
   standard = {"train": _records(), "test": _records(9, 1), "nets": _LINEAR}
-  standard |= {"streams": streams, "training": Training(num_epochs=1, batch_size=10)}
+  standard |= {"keys": keys, "training": Training(num_epochs=1, batch_size=10)}
   return relevance.Inputs(epsilon=epsilon, rigorous=how, **{**standard, **fields})
 
 

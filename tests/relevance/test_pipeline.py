@@ -24,7 +24,7 @@ def _mlp(width, activation="tanh"):
 
 _NETS = relevance.Nets(_mlp(10, "relu"), _mlp(10), _mlp(30), _mlp(10, "tempered_sigmoid"))
 _LINEAR = relevance.Nets(*[models.build("linear", num_classes=10)] * 4)
-_STREAMS = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 2**200 + 1)
+_KEYS = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 2**200 + 1)
 _LOCAL = Rigorous(
   model1="untrained", split=False, shuffle=False, epsilon_b=0.5, budget_share_1=0.1, pool=2
 )
@@ -34,7 +34,7 @@ def _job(epsilon=8.0, **fields):
   standard = dict(
     nets=_NETS, training=Training(num_epochs=2, batch_size=50), rigorous=_LOCAL
   )
-  standard |= {"train": _SMALL, "test": _FEW, "streams": _STREAMS}
+  standard |= {"train": _SMALL, "test": _FEW, "keys": _KEYS}
   return relevance.Inputs(epsilon=epsilon, **{**standard, **fields})
 
 
@@ -64,8 +64,8 @@ def test_jobs_with_one_memo_train_model_1_once_and_change_nothing(monkeypatch):
   digests = [[trees.sha256(o.params) for o in outcomes] for outcomes in (apart, shared)]
   assert digests[0] == digests[1]
   others = [
-    {"streams": _STREAMS._replace(init=jax.random.key(3))},
-    {"streams": _STREAMS._replace(order=1)},
+    {"keys": _KEYS._replace(init=jax.random.key(3))},
+    {"keys": _KEYS._replace(order=1)},
     {"training": Training(num_epochs=1, batch_size=50)},
     {"train": _TRAIN.subset(slice(0, 200))},
   ]
@@ -96,7 +96,7 @@ def test_a_batch_is_cut_into_equal_parts_or_not_at_all(size):
 @pytest.mark.parametrize("preset", ["P1", "P5"])
 def test_the_presets_of_radp_are_functions_of_their_streams(preset):
   job = _job(paper=Paper(preset=preset))
-  other = dataclasses.replace(job, streams=_STREAMS._replace(noise=jax.random.key(9)))
+  other = dataclasses.replace(job, keys=_KEYS._replace(noise=jax.random.key(9)))
   one, same, different = (
     relevance.run("radp", "paper", each) for each in (job, job, other)
   )

@@ -10,7 +10,7 @@ from dpjax import data, models, relevance
 from dpjax.relevance import settings, train
 
 _CLASSES = 3
-_STREAMS = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 7)
+_KEYS = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 7)
 _WAYS = [(name, "paper") for name in relevance.NAMES] + [("radp", "rigorous")]
 
 
@@ -41,7 +41,7 @@ class _Watched:
 def _job(net=None, **fields):
   net = models.build("linear", num_classes=_CLASSES) if net is None else net
   how = settings.Rigorous(shuffle=False, model1="untrained", epsilon_b=0.5, split=False)
-  standard = {"train": _records(12), "test": _records(6, 1), "streams": _STREAMS}
+  standard = {"train": _records(12), "test": _records(6, 1), "keys": _KEYS}
   standard |= {"nets": relevance.Nets(net, net, net, net), "rigorous": how, "epsilon": 4.0}
   standard |= {"training": settings.Training(num_epochs=1, batch_size=4)}
   return relevance.Inputs(**{**standard, **fields})
@@ -49,7 +49,7 @@ def _job(net=None, **fields):
 
 def _drawn(monkeypatch, method, mode, job):
   """Everything secret that a method took from its streams, as text."""
-  found, key = [], relevance.Streams.key
+  found, key = [], relevance.Keys.key
 
   def note(self, purpose):
     drawn = key(self, purpose)
@@ -61,7 +61,7 @@ def _drawn(monkeypatch, method, mode, job):
     return params
 
   with monkeypatch.context() as patched:
-    patched.setattr(relevance.Streams, "key", note)
+    patched.setattr(relevance.Keys, "key", note)
     patched.setattr(train, "fit_private", fit_private)
     patched.setattr(train, "fit", lambda loss, params, *args, **options: params)
     relevance.run(method, mode, job)

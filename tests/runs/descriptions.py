@@ -211,7 +211,7 @@ def fast():
 def training_run(config: Any) -> Any:
   """What a TrainConfig builds. UserError where it is refused."""
   build.check(config)
-  whole = build.streams(config, bytes(32))
+  whole = build.run_keys(config, bytes(32))
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   if config.privacy.method == "least_squares":
     loaded = build.load_data(config)
@@ -274,7 +274,7 @@ class _Recorder:
 def federated_run(config: Any) -> Any:
   """What a FedConfig builds. UserError where it is refused."""
   federate_build.check(config)
-  whole = federate_build.streams(config, bytes(32))
+  whole = federate_build.run_keys(config, bytes(32))
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
   by_name = lambda name, **options: Call(name, (), tuple(options.items()))
   made = fields.Setting.make
@@ -300,7 +300,7 @@ def federated_run(config: Any) -> Any:
   facts += [run.work, trees.sha256(run.params), run.task.name, promise.step_event(0)]
   facts += [np.concatenate(dealt.indices), [len(rows) for rows in dealt.indices]]
   facts += [dealt.dataset.x[:40], dealt.dataset.y, _audited(config, run.audited)]
-  facts += [federate_build._work(config, run).rows_on_disk]
+  facts += [federate_build._phase(config, run).rows_on_disk]
   return plain(facts)
 
 

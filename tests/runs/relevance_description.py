@@ -27,7 +27,7 @@ def loaded(config):
 
 
 def run(config):
-  """Every point of an experiment, each with the streams of its seed but not of its digest."""
+  """Every point of an experiment, each with the keys of its seed but not of its digest."""
   return [_point(point) for point in experiment.points(config)]
 
 
@@ -35,11 +35,11 @@ def _point(point):
   config = point.config
   train, test = loaded(config)
   unread_lib.refuse(config, relevance_unused.of_dataset(train))
-  whole = relevance_build.streams(config, bytes(32))
+  whole = relevance_build.run_keys(config, bytes(32))
   job = relevance_build.make_job(config, train, test, {}, whole)
   public = None if config.public_data is None else loaded(_named(config))[0]
-  streams = relevance.Streams(jax.random.key(config.seed), _KEY, config.seed, 5)
-  job = dataclasses.replace(job, streams=streams, public=public)
+  run_keys = relevance.Keys(jax.random.key(config.seed), _KEY, config.seed, 5)
+  job = dataclasses.replace(job, keys=run_keys, public=public)
   with jax.disable_jit():
     outcome = relevance.run(config.method, config.mode, job)
   heat = _heat(outcome, config)

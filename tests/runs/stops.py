@@ -14,13 +14,13 @@ def die():
   raise KeyboardInterrupt
 
 
-def stop_after(monkeypatch, count, error=sigterm, phase=""):
+def stop_after(monkeypatch, count, error=sigterm, subfolder=""):
   """`error()` once, right after step `count` of a training is charged."""
   original = loop.Running.charge
 
   def charge(running):
     original(running)
-    if running.step == count and running.work.phase == phase:
+    if running.step == count and running.phase.subfolder == subfolder:
       monkeypatch.setattr(loop.Running, "charge", original)
       error()
 

@@ -49,7 +49,7 @@ def test_the_target_is_the_public_training_bit_for_bit():
   run = central.assemble(train, loaded)
   attacked = copies.prepare(point.config, loaded, run.random)
   ended = []
-  for one in (central.work(train, run), copies.work(point.config, attacked)):
+  for one in (central.phase(train, run), copies.phase(point.config, attacked)):
     state = one.init()
     for draw in one.draws(0):
       state, _ = one.step(state, draw)

@@ -8,7 +8,7 @@ from configs.attack import poisoning_digits
 from dpjax import data
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, poisoned_rounds, table
-from dpjax.experiments.run import loop, streams
+from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
@@ -54,7 +54,7 @@ def test_a_poisoned_run_goes_on_where_it_stopped_and_says_what_fails(tmp_path, m
 def _prepared(config):
   (point,) = attack_table.points(config)
   loaded = build.load_data(point.config)
-  random = streams.derived(0, build.digest(point.config), data.digest(loaded[0]))
+  random = run_keys.derived(0, build.digest(point.config), data.digest(loaded[0]))
   return poisoned_rounds.prepare(point.config, loaded, random)
 
 

@@ -25,7 +25,7 @@ from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.config import check as check_secure
-from dpjax.experiments.run import config_names, loop, streams, writers
+from dpjax.experiments.run import config_names, loop, run_keys, writers
 from dpjax.types import Example
 from dpjax.validate import UserError
 from tests.runs.stops import sigterm, stop_after
@@ -246,7 +246,7 @@ def test_head_first_is_one_run_that_costs_what_every_run_of_its_steps_does(
 def test_the_first_steps_move_the_last_layer_alone(whole, tmp_path):
   config = _private(whole[0] / "params.npz", **_FIRST)
   run = build.assemble(config)
-  work = build.work(config, run)
+  work = build.phase(config, run)
   state, seen = work.init(), []
   for slices in work.draws(0):
     state, _ = work.step(state, slices)
@@ -297,7 +297,7 @@ def headless(num_classes):
 
 def test_digests_of_other_runs_are_as_they_were(whole, monkeypatch):
   # The code of the day is left out: it is part of every digest.
-  monkeypatch.setattr(streams, "config_digest", config_names.digest_v1)
+  monkeypatch.setattr(run_keys, "config_digest", config_names.digest_v1)
   assert build.digest(TrainConfig()).hex()[:16] == "272dba7d6f090812"
   assert build.digest(TrainConfig(trainable="head")) != build.digest(TrainConfig())
   assert json.loads((whole[0] / "config.json").read_text())["loss"] == "contrastive"

@@ -38,7 +38,7 @@ def _config(**overrides):
 def _stepped(run):
   """Parameters after one step on all, with noise and batches that every run here shares."""
   algorithm = run.with_keys(jax.random.key(1), jax.random.key(2))
-  size = run.plan.sampler.slots
+  size = run.plan.sampler.padded_batch_size
   batch = next(iter(run.plan.batches(run.train, rng=1)))
   assert jax.tree.leaves(batch.examples)[0].shape[0] == size
   state, _ = jax.jit(algorithm.step)(algorithm.init(run.params), batch)

@@ -22,7 +22,7 @@ from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.relevance import build as relevance
 from dpjax.experiments.kinds.secure import build as secure
-from dpjax.experiments.run import checkpoint, dry_run, loop, streams
+from dpjax.experiments.run import checkpoint, dry_run, loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import grid
 from dpjax.run_code import packages
@@ -301,7 +301,7 @@ def test_a_run_that_did_not_remember_its_code_is_not_continued(tmp_path, monkeyp
   _stop_after_one_step(config, tmp_path / "run", monkeypatch)
   memory = tmp_path / "run" / checkpoint.FOLDER / "run.json"
   held = json.loads(memory.read_text())
-  new = (streams.CODE, owner._SELF)
+  new = (run_keys.CODE, owner._SELF)
   memory.write_text(json.dumps({k: v for k, v in held.items() if k not in new}))
   with pytest.raises(UserError, match="earlier version, which did not remember its code"):
     loop.train(config, tmp_path / "run")
@@ -346,8 +346,8 @@ def test_a_kind_of_run_of_ones_own_is_code_too(tmp_path, fresh):
     import own_kind.build  # noqa: F401 - as `loop.job_of` does
     from own_kind.config import Config
 
-    found.append(streams.digest_of(Config(), bytes(32)))
-    assert {"own_kind.build", "own_kind.steps"} <= {*streams.code_of(Config()).modules}
+    found.append(run_keys.digest_of(Config(), bytes(32)))
+    assert {"own_kind.build", "own_kind.steps"} <= {*run_keys.code_of(Config()).modules}
   assert found[0] == found[1] != found[2]
 
 

@@ -32,7 +32,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, Relev
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.synthesis import config as synthesis
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
-from dpjax.experiments.run import checkpoint, loop, streams, writers
+from dpjax.experiments.run import checkpoint, loop, run_keys, writers
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table, tuning
 from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
@@ -134,10 +134,10 @@ def _small(config):
 
 def _one_noise_for_all():
   """Other noise, which every field draws by its place in the digest, is no sign that it is read."""
-  derived = streams.derived
+  derived = run_keys.derived
   alike = lambda seed, config, data: derived(seed, bytes(32), data)
   fresh = lambda seed: derived(seed, bytes(32), bytes(32))
-  return mock.patch.multiple(streams, derived=alike, fresh=fresh)
+  return mock.patch.multiple(run_keys, derived=alike, fresh=fresh)
 
 
 # The ledger and `run_sha256` name the run by a digest of its whole config.

@@ -75,14 +75,14 @@ def test_the_ledger_holds_every_round(finished):
 
 
 def test_p46_another_seed_is_another_run_and_other_streams():
-  streams = lambda **changes: federate_build.streams(_config(**changes), bytes(32))
-  one, other = (streams(seed=seed) for seed in (0, 1))
+  run_keys = lambda **changes: federate_build.run_keys(_config(**changes), bytes(32))
+  one, other = (run_keys(seed=seed) for seed in (0, 1))
   assert one.sampler != other.sampler and one.sampler > 2**64
   assert noise.key_id(one.noise) != noise.key_id(other.noise)
   assert noise.key_id(one.noise) != noise.key_id(one.local)
-  louder = streams(**{"privacy.noise_multiplier": 2.0})
+  louder = run_keys(**{"privacy.noise_multiplier": 2.0})
   assert noise.key_id(one.noise) != noise.key_id(louder.noise)
-  elsewhere = streams(execution="vmap")
+  elsewhere = run_keys(execution="vmap")
   assert noise.key_id(one.noise) == noise.key_id(elsewhere.noise)
 
 

@@ -137,10 +137,12 @@ def test_what_nothing_is_promised_of_is_not_asked_for(tmp_path, changes, match):
 
 
 def test_p17_how_noise_is_clipped_and_correlated_is_part_of_the_streams():
-  streams = lambda **o: noise.key_id(federate_build.streams(_config(**o), bytes(32)).noise)
-  assert streams() != streams(**_ADAPTIVE) != streams(**_FTRL)
+  run_keys = lambda **o: noise.key_id(
+    federate_build.run_keys(_config(**o), bytes(32)).noise
+  )
+  assert run_keys() != run_keys(**_ADAPTIVE) != run_keys(**_FTRL)
   other = {"privacy.ftrl": FtrlConfig(strategy="tree")}
-  assert streams(**_FTRL) != streams(**_FTRL, **other)
+  assert run_keys(**_FTRL) != run_keys(**_FTRL, **other)
 
 
 def test_a_public_run_stops_at_its_target_and_a_killed_one_does_not_go_on(

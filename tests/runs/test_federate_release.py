@@ -9,7 +9,7 @@ import pytest
 from dpjax import federated, noise
 from dpjax.accounting import Ledger
 from dpjax.experiments.kinds.federated import build as federate_build
-from dpjax.experiments.run import checkpoint, loop, streams, writers
+from dpjax.experiments.run import checkpoint, loop, run_keys, writers
 from dpjax.validate import UserError
 from tests.runs.stops import die, sigterm, stop_after
 from tests.runs.test_federate import _config
@@ -61,7 +61,7 @@ def test_the_noisy_sum_lies_on_the_public_grid():
   config = _release(
     **{"server_optimizer.learning_rate": 1.0, "server_optimizer.rule.momentum": 0.0}
   )
-  random = streams.fresh(config.seed)
+  random = run_keys.fresh(config.seed)
   fed = federate_build.assemble(config, None, random)
   state = fed.algorithm.init(fed.params, fed.federation.num_clients)
   cohorts = federated.cohorts(fed.plan, fed.federation, fed.work, rng=1)

@@ -20,7 +20,7 @@ import pytest
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import trade_off_files
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import checkpoint, job, loop, promise, streams, writers
+from dpjax.experiments.run import checkpoint, job, loop, promise, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.runs.power import Disk
@@ -43,9 +43,9 @@ _STEP = jax.jit(
 def _job(*, release: bool = False) -> loop.Job:
   """A private mean: a run of a second, of whose files each is of every run."""
 
-  def start(random_keys: streams.Streams) -> loop.Play:
+  def start(random_keys: run_keys.RunKeys) -> loop.Schedule:
     algorithm = training.dp_sgd(_LOSS, _PLAN, optax.sgd(0.5), noise_key=random_keys.noise)
-    work = loop.Work(
+    phase = loop.Phase(
       num_steps=_STEPS,
       init=lambda: algorithm.init(jnp.zeros(3)),
       step=lambda state, batch: _STEP(random_keys.noise, state, batch),
@@ -56,11 +56,11 @@ def _job(*, release: bool = False) -> loop.Job:
       save_every=2,
       planned=lambda: {"task": "mean", "dataset": "rows", "method": "private_mean"},
     )
-    return loop.single(work)
+    return loop.single(phase)
 
   return loop.Job(
     config=TrainConfig(release=release),
-    digest=streams.config_digest("mean of files", {}),
+    digest=run_keys.config_digest("mean of files", {}),
     seed=0,
     data_name="rows",
     data=lambda: hashlib.sha256(_ROWS.tobytes()).digest(),
@@ -107,11 +107,11 @@ def test_a_claimed_run_writes_no_curve_which_could_not_say_so(tmp_path, assumed)
   event = accounting.gaussian_event(2.0)
   asked = {"delta": 1e-5, "l2_bound": 1.0, "num_records": 100, "assumed": assumed}
   stated = promise.of_event(event, **asked)
-  work: Any = types.SimpleNamespace(promise=stated)
+  phase: Any = types.SimpleNamespace(promise=stated)
   fitted: Any = types.SimpleNamespace(
     ledger=accounting.Ledger(), final_epsilon=stated.curve(1)
   )
-  job._write_curve(work, fitted, tmp_path)
+  job._write_curve(phase, fitted, tmp_path)
   assert stated.kind == ("claimed" if assumed else "proved")
   assert (tmp_path / trade_off_files.CURVE).exists() == (not assumed)
 
@@ -446,13 +446,13 @@ def test_a_finished_release_and_a_seeded_run_write_the_same_kinds_of_files(whole
 
 
 def test_a_numpy_scalar_in_a_state_is_refused_before_the_first_step(tmp_path):
-  work = loop.Work(
+  phase = loop.Phase(
     num_steps=1, init=lambda: {"w": jnp.zeros(2), "n": np.int32(0)},
     step=lambda state, draw: (state, None), draws=lambda at: iter([0]),
     released=lambda state: state, evaluate=None,
     planned=lambda: {"task": "t", "dataset": "d", "method": "m"},
   )  # fmt: skip
-  job = _job()._replace(start=lambda keys: loop.single(work))
-  with pytest.raises(UserError, match=r"Work.init: must return an array") as caught:
+  job = _job()._replace(start=lambda keys: loop.single(phase))
+  with pytest.raises(UserError, match=r"Phase.init: must return an array") as caught:
     loop.run(job, tmp_path / "run")
   assert "int32" in str(caught.value)

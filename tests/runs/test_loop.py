@@ -24,7 +24,7 @@ from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import checkpoint, loop, streams, writers
+from dpjax.experiments.run import checkpoint, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.relevance import Rigorous
 from dpjax.validate import UserError
@@ -69,7 +69,7 @@ class _Kind(NamedTuple):
 
   config: Any
   stop_at: int
-  phase: str = ""
+  subfolder: str = ""
   release: Any = None  # its config with keys of the operating system
 
   def go(self, workdir: pathlib.Path, config: Any = None) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _same(one: pathlib.Path, other: pathlib.Path) -> None:
 def test_p16_stopped_and_resumed_equals_uninterrupted(name, whole, tmp_path, monkeypatch):
   """SIGTERM between two checkpoints: the step is finished and saved, none is repeated."""
   kind, steps = _KINDS[name], []
-  stop_after(monkeypatch, kind.stop_at, sigterm, kind.phase)
+  stop_after(monkeypatch, kind.stop_at, sigterm, kind.subfolder)
   with pytest.raises(loop.Interrupted, match=f"step {kind.stop_at} .*run the same command"):
     kind.go(tmp_path / "run")
   assert not (tmp_path / "run" / writers.RESULT).exists()
@@ -139,11 +139,17 @@ def test_p16_stopped_and_resumed_equals_uninterrupted(name, whole, tmp_path, mon
   monkeypatch.setattr(
     loop.Running,
     "charge",
-    lambda running: (steps.append((running.work.phase, running.step)), charge(running)),
+    lambda running: (
+      steps.append((running.phase.subfolder, running.step)),
+      charge(running),
+    ),
   )
   kind.go(tmp_path / "run")
   _same(tmp_path / "run", whole(name)[0])
-  assert steps[0] == (kind.phase, kind.stop_at)  # within the training, and no earlier one
+  assert steps[0] == (
+    kind.subfolder,
+    kind.stop_at,
+  )  # within the training, and no earlier one
 
 
 @pytest.mark.parametrize("name", _REPEATING)
@@ -152,7 +158,7 @@ def test_p16_cut_off_between_checkpoints_repeats_steps_exactly(
 ):
   """As kill -9: what came after the newest checkpoint is done again, and charged once."""
   kind = _KINDS[name]
-  stop_after(monkeypatch, kind.stop_at, die, kind.phase)
+  stop_after(monkeypatch, kind.stop_at, die, kind.subfolder)
   with pytest.raises(KeyboardInterrupt):
     kind.go(tmp_path / "run")
   kind.go(tmp_path / "run")
@@ -173,7 +179,7 @@ def test_p16_cut_off_between_two_trainings(name, when, whole, tmp_path, monkeypa
   monkeypatch.setattr(
     loop.Running,
     "save",
-    lambda running: (killed if running.work.phase == _MODEL_2 else save)(running),
+    lambda running: (killed if running.phase.subfolder == _MODEL_2 else save)(running),
   )
   with pytest.raises(KeyboardInterrupt):
     kind.go(tmp_path / "run")
@@ -199,7 +205,7 @@ def test_p16_killed_and_resumed_equals_uninterrupted(name, whole, tmp_path):
   kind, workdir = _KINDS[name], tmp_path / "run"
   command = [sys.executable, "-c", textwrap.dedent(_KILLED), name, str(workdir)]
   process = subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.DEVNULL)
-  saved = workdir / checkpoint.FOLDER / kind.phase
+  saved = workdir / checkpoint.FOLDER / kind.subfolder
   deadline = time.monotonic() + 120
   while process.poll() is None and time.monotonic() < deadline:
     if any(path.name.isdigit() and int(path.name) for path in saved.glob("*")):
@@ -231,10 +237,10 @@ def test_p16_another_seed_is_another_run(name, whole, tmp_path):
 @pytest.mark.parametrize("name", _PLAIN)
 def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(name, tmp_path, monkeypatch):
   kind, workdir = _KINDS[name], tmp_path / "run"
-  stop_after(monkeypatch, kind.stop_at, sigterm, kind.phase)
+  stop_after(monkeypatch, kind.stop_at, sigterm, kind.subfolder)
   with pytest.raises(loop.Interrupted):
     kind.go(workdir)
-  newest = max((workdir / checkpoint.FOLDER / kind.phase).glob("[0-9]*"))
+  newest = max((workdir / checkpoint.FOLDER / kind.subfolder).glob("[0-9]*"))
   before = sorted(path.name for path in workdir.rglob("*"))
   for path in newest.rglob("*"):
     if path.is_file():
@@ -369,7 +375,7 @@ def test_checkpoints_of_another_run_are_not_gone_on_from(name, what, tmp_path, m
       dataclasses.replace(kind.config, seed=7),
     ),
   ):
-    stop_after(monkeypatch, kind.stop_at, sigterm, kind.phase)
+    stop_after(monkeypatch, kind.stop_at, sigterm, kind.subfolder)
     with pytest.raises(loop.Interrupted):
       kind.go(folder, config)
   shutil.copytree(ours, tmp_path / "kept")
@@ -405,17 +411,17 @@ def test_p16_a_resumed_release_equals_the_uninterrupted_one(
   """Every stream comes back. (The copy of the folder after the first step, run to its end
   without a stop, is the uninterrupted run.)"""
   kind, workdir, copy = _KINDS[name], tmp_path / "run", tmp_path / "whole"
-  stop_after(monkeypatch, 1, die, kind.phase)
+  stop_after(monkeypatch, 1, die, kind.subfolder)
   with pytest.raises(KeyboardInterrupt):
     kind.go(workdir, kind.release)
   shutil.copytree(workdir, copy)
   kind.go(copy, kind.release)
-  stop_after(monkeypatch, kind.stop_at, how, kind.phase)
+  stop_after(monkeypatch, kind.stop_at, how, kind.subfolder)
   with pytest.raises((loop.Interrupted, KeyboardInterrupt)):
     kind.go(workdir, kind.release)
   resumed = kind.go(workdir, kind.release)
   _same(workdir, copy)
-  if not kind.phase:  # one key, all the steps
+  if not kind.subfolder:  # one key, all the steps
     assert Ledger.from_json(resumed["ledger"]).charges[0].num_steps == 6
 
 
@@ -427,12 +433,12 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
   with pytest.raises(KeyboardInterrupt):
     kind.go(workdir, kind.release)
   monkeypatch.setattr(loop.Running, "__init__", init)
-  kept = streams.from_meta(kind.release.seed, owner.remembered(workdir))
+  kept = run_keys.from_meta(kind.release.seed, owner.remembered(workdir))
   made = []
-  monkeypatch.setattr(streams, "fresh", lambda seed: made.append(seed))
+  monkeypatch.setattr(run_keys, "fresh", lambda seed: made.append(seed))
   result = kind.go(workdir, kind.release)
   assert not made
-  if not kind.phase:
+  if not kind.subfolder:
     charge = result["ledger"]["charges"][0]
     assert charge["noise_key_id"] == noise.key_id(kept.noise) and charge["first_step"] == 0
 
@@ -441,8 +447,8 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
 def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   name, tmp_path, monkeypatch
 ):
-  kind, made, fresh = _KINDS[name], [], streams.fresh
-  monkeypatch.setattr(streams, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
+  kind, made, fresh = _KINDS[name], [], run_keys.fresh
+  monkeypatch.setattr(run_keys, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
   with monkeypatch.context() as killed:
     killed.setattr(owner, "remember", lambda *what, before: die())
     with pytest.raises(KeyboardInterrupt):
@@ -456,12 +462,12 @@ def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
 def test_p18_two_releases_share_no_key_and_no_file_but_the_checkpoints_holds_one(
   name, tmp_path, monkeypatch
 ):
-  kind, made, fresh = _KINDS[name], [], streams.fresh
-  monkeypatch.setattr(streams, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
+  kind, made, fresh = _KINDS[name], [], run_keys.fresh
+  monkeypatch.setattr(run_keys, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
   results = [kind.go(tmp_path / folder, kind.release) for folder in "ab"]
   assert results[0]["params_sha256"] != results[1]["params_sha256"]
   assert noise.key_id(made[0].noise) != noise.key_id(made[1].noise)
-  held = streams.to_meta(bytes(32), made[0])["release_streams"]
+  held = run_keys.to_meta(bytes(32), made[0])["release_streams"]
   words = [held["noise"], held["local"], held["sampler"]]
   assert all(len(word) > 32 for word in words)
   for path in (tmp_path / "a").rglob("*"):
@@ -469,7 +475,7 @@ def test_p18_two_releases_share_no_key_and_no_file_but_the_checkpoints_holds_one
       content = path.read_bytes()
       assert not any(word.encode() in content for word in words), path
       assert not any(bytes.fromhex(held[n]) in content for n in ("noise", "local")), path
-  if kind.phase:  # what is done needs no key any more
+  if kind.subfolder:  # what is done needs no key any more
     assert "release_streams" not in owner.remembered(tmp_path / "a")
     left = sorted(p.name for p in (tmp_path / "a" / checkpoint.FOLDER).iterdir())
     assert left == [writers.LOCK, "run.json"]
@@ -490,7 +496,7 @@ kind, workdir = test_loop._KINDS[sys.argv[1]], pathlib.Path(sys.argv[2])
 charge = loop.Running.charge
 def fill(running):
   charge(running)
-  if running.step == kind.stop_at and running.work.phase == kind.phase:
+  if running.step == kind.stop_at and running.phase.subfolder == kind.subfolder:
     with open(workdir.parent / "ballast", "wb", buffering=0) as file:
       for size in (1 << 16, 1 << 12, 1):
         try:

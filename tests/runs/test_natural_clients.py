@@ -56,7 +56,7 @@ def test_femnist_trains_over_its_writers(tmp_path):
   fewer, _ = build.load_data(kept)
   assert fewer.num_clients == 40 and fewer.sizes.max() == 2
   whole = (data.digest(train), data.digest(fewer))
-  assert build.streams(config, whole[0]) != build.streams(kept, whole[1])
+  assert build.run_keys(config, whole[0]) != build.run_keys(kept, whole[1])
 
 
 @pytest.mark.parametrize(

@@ -37,23 +37,23 @@ import numpy as np
 import optax
 
 from dpjax import Plan, PoissonSampler, training
-from dpjax.experiments.run import promise, streams
-from dpjax.experiments.run.loop import Job, Work, single
+from dpjax.experiments.run import promise, run_keys
+from dpjax.experiments.run.loop import Job, Phase, single
 
 
 def build(config, data=None):
   x = np.load(config.path) if data is None else data
   return Job(
     config=config,
-    digest=streams.config_digest("mean", dataclasses.asdict(config)),
+    digest=run_keys.config_digest("mean", dataclasses.asdict(config)),
     seed=config.seed,
     data_name=config.path,
     data=lambda: hashlib.sha256(x.tobytes()).digest(),
-    start=lambda random: single(_work(config, x, random)),
+    start=lambda random: single(_phase(config, x, random)),
   )
 
 
-def _work(config, x, random):
+def _phase(config, x, random):
   \"\"\"The mean [d] of rows of norm 1 or less, by gradient steps towards it.\"\"\"
   n = len(x)
   plan = Plan.calibrated(
@@ -62,7 +62,7 @@ def _work(config, x, random):
   )
   loss = lambda w, row: 0.5 * jnp.sum((w - row) ** 2)
   algorithm = training.dp_sgd(loss, plan, optax.sgd(0.5), noise_key=random.noise)
-  return Work(
+  return Phase(
     num_steps=config.num_steps,
     init=lambda: algorithm.init(jnp.zeros(x.shape[1])),
     step=jax.jit(algorithm.step),
@@ -162,7 +162,7 @@ class _Count:
 _TOLD = {"task": "count", "dataset": "none", "method": "by_hand"}
 
 
-def _job(work=(), **changes):
+def _job(phase=(), **changes):
   """Counts to 3, in a state that is one array: the least that a kind of run needs."""
   least = {
     "num_steps": 3,
@@ -179,7 +179,7 @@ def _job(work=(), **changes):
     "seed": 0,
     "data_name": "none",
     "data": lambda: bytes(32),
-    "start": lambda random: loop.single(loop.Work(**{**least, **dict(work)})),
+    "start": lambda random: loop.single(loop.Phase(**{**least, **dict(phase)})),
   }
   return loop.Job(**{**made, **changes})
 
@@ -218,8 +218,8 @@ def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
   monkeypatch.setattr(
     pictures, "dress", lambda axes, **told: (titles.append(told), dress(axes, **told))
   )
-  work = {"evaluate": lambda state: {"loss": float(state[0])}, "row_at": lambda step: step}
-  assert loop.run(_job(work), tmp_path)["test_loss"] == 3.0
+  phase = {"evaluate": lambda state: {"loss": float(state[0])}, "row_at": lambda step: step}
+  assert loop.run(_job(phase), tmp_path)["test_loss"] == 3.0
   assert [(told["ylabel"], told["title"]) for told in titles] == [
     ("test loss", "none, by hand: not private: 3.000 at the end")
   ]
@@ -246,23 +246,23 @@ def test_a_job_that_is_none_is_refused_by_the_name_of_its_field(tmp_path, change
 @pytest.mark.parametrize(
   "changes, message",
   [
-    ({"num_steps": 2.5}, "Work.num_steps=2.5: must be an integer"),
-    ({"evaluate": {"accuracy": 1}}, "Work.evaluate: must be a function"),
+    ({"num_steps": 2.5}, "Phase.num_steps=2.5: must be an integer"),
+    ({"evaluate": {"accuracy": 1}}, "Phase.evaluate: must be a function"),
     (
       {"promise": "mine"},
-      "Work.promise: must be a dpjax.experiments.run.promise.Promise, or None",
+      "Phase.promise: must be a dpjax.experiments.run.promise.Promise, or None",
     ),
-    ({"planned": dict}, "Work.planned: must return task, dataset, method, too; got {}"),
+    ({"planned": dict}, "Phase.planned: must return task, dataset, method, too; got {}"),
     (
       {"init": lambda: {"w": "zero"}},
-      "Work.init: must return an array, or a tree .*'zero'",
+      "Phase.init: must return an array, or a tree .*'zero'",
     ),
-    ({"init": lambda: None}, "Work.init: must return an array, .* not None"),
-    ({"step": lambda state, draw: state}, r"Work.step: must return \(state, info\)"),
-    ({"step": lambda state, draw: ((state,), 0)}, "Work.step: must return a state like"),
-    ({"draws": lambda start: [1]}, "Work.draws: must yield .* after 1 of num_steps=3"),
-    ({"evaluate": lambda state: 0.5}, "Work.evaluate: must return numbers by .*not 0.5"),
-    ({"evaluate": lambda state: {"a": [1, 2]}}, "Work.evaluate: must return numbers by"),
+    ({"init": lambda: None}, "Phase.init: must return an array, .* not None"),
+    ({"step": lambda state, draw: state}, r"Phase.step: must return \(state, info\)"),
+    ({"step": lambda state, draw: ((state,), 0)}, "Phase.step: must return a state like"),
+    ({"draws": lambda start: [1]}, "Phase.draws: must yield .* after 1 of num_steps=3"),
+    ({"evaluate": lambda state: 0.5}, "Phase.evaluate: must return numbers by .*not 0.5"),
+    ({"evaluate": lambda state: {"a": [1, 2]}}, "Phase.evaluate: must return numbers by"),
   ],
 )
 def test_a_work_that_is_none_is_refused_before_or_at_its_first_step(

@@ -19,7 +19,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.config import check as check_attack
 from dpjax.experiments.kinds.central import build, facts, features, normalization, privacy
-from dpjax.experiments.run import loop, streams
+from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics
 from dpjax.validate import UserError
@@ -54,7 +54,7 @@ def run(loaded):
 def _means(config, loaded, random=None):
   """What a run of this config releases of these data."""
   plan = privacy.make_plan(config, 300)
-  random = build.streams(config, data.digest(loaded[0])) if random is None else random
+  random = build.run_keys(config, data.digest(loaded[0])) if random is None else random
   return np.asarray(normalization.released(plan, random, loaded[0]).mean)
 
 
@@ -163,7 +163,7 @@ def test_p17_their_noise_depends_on_settings_and_data(loaded):
 
 @pytest.mark.long  # compiles the stretching of a release key
 def test_p18_a_release_draws_from_a_key_of_its_own(loaded):
-  found = [_means(_config(), loaded, streams.fresh(0)) for _ in range(2)]
+  found = [_means(_config(), loaded, run_keys.fresh(0)) for _ in range(2)]
   assert not np.array_equal(*found)
 
 
@@ -381,7 +381,7 @@ def test_the_default_leaves_earlier_runs_as_they_were():
   for name in ("audit", "loss", "trainable", "safetensors", *config.where):
     before.pop(name)
   before["data"].pop("data_dir")
-  assert build.digest(config) == streams.config_digest("central", before)
+  assert build.digest(config) == run_keys.config_digest("central", before)
   assert build.digest(_config()) != build.digest(config)
   for changed in ({"model__mirrored": True}, {"model__colours": "opponent"}):
     other = _config(privacy__normalization="per_example", **changed)

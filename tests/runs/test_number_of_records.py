@@ -38,7 +38,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import loop, streams
+from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table, experiment, grid
 from dpjax.relevance import gradient_methods
 from dpjax.validate import UserError
@@ -76,7 +76,7 @@ def _runs_of(config):
     label = str(point.overrides.get("variant", "")).split(" @ ")[0]
     run = point.config
     if isinstance(run, AttackConfig):
-      run = attack_build.room(run)
+      run = attack_build.attacked_config(run)
     lines.setdefault(label, run)
   return lines.items()
 
@@ -156,7 +156,7 @@ def _stated(stated, steps):
 def _central(config, count):
   """Plan, promise and planned result of a run on so many records, of those that it declares."""
   train = _zeros(config, count, _declared(config))
-  random = build.streams(config, bytes(32))
+  random = build.run_keys(config, bytes(32))
   if config.privacy.method == "least_squares":
     work = one_release.started(config, (train, train), random)
     assert work.promise.relation == _ADD
@@ -178,7 +178,7 @@ def _federated(config, count):
   rows = np.arange(2 * count).reshape(count, 2)
   nominal = declared if dealt is None else None
   federation = data.Federation(train, list(rows), nominal_users=nominal)
-  random = federate_build.streams(config, bytes(32))
+  random = federate_build.run_keys(config, bytes(32))
   run = federate_build.assemble(config, (federation, train), random)
   if run.promise.relation != _ADD:
     return None
@@ -200,7 +200,7 @@ def _of_relevance(config, count):
   if config.private.neighboring_relation != _ADD:
     return None
   train = _zeros(config, count, _declared(config))
-  random = streams.derived(config.seed, bytes(32), bytes(32))
+  random = run_keys.derived(config.seed, bytes(32), bytes(32))
   job = relevance_build.make_job(config, train, train.subset(slice(0, 2)), {}, random)
   plan = gradient_methods.make_plan(job, job.size, job.epsilon)
   plan.batches(job.train, rng=0)  # is not refused

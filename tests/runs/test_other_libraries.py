@@ -13,7 +13,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.run import loop
-from dpjax.experiments.run.streams import derived
+from dpjax.experiments.run.run_keys import derived
 from dpjax.validate import UserError
 from tests.runs import stops
 

@@ -77,10 +77,10 @@ def test_the_epsilon_is_that_of_the_noise_and_the_student_learns(whole):
   assert config.aggregate.std == result["answer_std"]
 
 
-@pytest.mark.parametrize("phase, stop", [("teachers", 1), ("queries", 14)])
-def test_it_goes_on_where_it_stopped(whole, sides, tmp_path, monkeypatch, phase, stop):
+@pytest.mark.parametrize("subfolder, stop", [("teachers", 1), ("queries", 14)])
+def test_it_goes_on_where_it_stopped(whole, sides, tmp_path, monkeypatch, subfolder, stop):
   _, result = whole
-  stop_after(monkeypatch, stop, phase=phase)
+  stop_after(monkeypatch, stop, subfolder=subfolder)
   with pytest.raises(loop.Interrupted):
     _run(_config(data_dependent=True), sides, tmp_path)
   again = _run(_config(data_dependent=True), sides, tmp_path)

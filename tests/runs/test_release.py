@@ -6,7 +6,7 @@ from configs import quickstart
 from dpjax import data, gradients, noise
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.run import loop, streams, writers
+from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.validate import UserError
 
 
@@ -31,7 +31,7 @@ def test_p18_two_runs_of_one_config_share_no_key(finished, tmp_path):
   ids = [r["ledger"]["charges"][0]["noise_key_id"] for r in (again, finished[1])]
   assert ids[0] != ids[1]
   digest = data.digest(build.load_data(_config())[0])
-  derived = noise.key_id(build.streams(_config(), digest).noise)
+  derived = noise.key_id(build.run_keys(_config(), digest).noise)
   assert derived not in ids
 
 
@@ -60,7 +60,7 @@ def test_the_updates_of_a_release_lie_on_the_grid():
   import numpy as np
 
   config = _config(**{"privacy.epsilon": 1.0})
-  built = build.assemble(config, None, streams.fresh(config.seed))
+  built = build.assemble(config, None, run_keys.fresh(config.seed))
   plan = built.plan
   tx = plan.transform(built.random.noise)
   grads = gradients.stacked({"w": jax.random.normal(jax.random.key(0), (4, 500))})
@@ -78,13 +78,13 @@ def test_what_cannot_be_released_is_refused(tmp_path):
   with pytest.raises(UserError, match="noise_multiplier=0: without noise nothing"):
     loop.train(_config(**noiseless), tmp_path / "run")  # not at its end
   with pytest.raises(UserError, match="holds no release keys"):
-    streams.from_meta(0, {"data_sha256": ""})
+    run_keys.from_meta(0, {"data_sha256": ""})
   assert not (tmp_path / "run").exists()
 
 
 def test_what_an_audit_would_do_is_no_part_of_a_run_without_one():
   config = _config(release=False)
-  keys = lambda config: build.streams(config, bytes(32))
+  keys = lambda config: build.run_keys(config, bytes(32))
   before = keys(config)
   other = keys(fields.replace(config, "audit.num_canaries", 10))
   assert noise.key_id(before.noise) == noise.key_id(other.noise)

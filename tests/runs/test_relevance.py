@@ -83,7 +83,7 @@ def test_noise_comes_from_the_seed_only_where_it_is_said():
   seeded = _config(
     mode="rigorous", rigorous=dataclasses.replace(proved.rigorous, seeded_noise=True)
   )
-  key = lambda config: loop._streams(relevance_build.build(config), _DATA, None).noise
+  key = lambda config: loop._run_keys(relevance_build.build(config), _DATA, None).noise
   same = lambda config: bool(key(config) == key(config))
   assert same(paper) and same(seeded) and not same(proved)
   other = dataclasses.replace(paper, epsilons=[3.0])
@@ -300,7 +300,7 @@ def _noise(scales, beta, clip=None):
 
 
 class _Job:
-  streams = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 0)
+  run_keys = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 0)
 
 
 def test_u1_one_feature_reaches_epsilon_and_never_passes_it():

@@ -172,10 +172,10 @@ def test_a_transformer_learns_text_and_refuses_images(tmp_path):
 
 def test_p17_one_seed_at_two_epsilons_shares_neither_noise_nor_batches():
   """Equal noise at two scales would give the exact sums away."""
-  streams = lambda **changes: build.streams(_config(**changes), bytes(32))
-  one, other = (streams(**{"privacy.epsilon": e}) for e in (1.0, 2.0))
+  run_keys = lambda **changes: build.run_keys(_config(**changes), bytes(32))
+  one, other = (run_keys(**{"privacy.epsilon": e}) for e in (1.0, 2.0))
   assert noise.key_id(one.noise) != noise.key_id(other.noise)
   assert one.sampler != other.sampler and one.sampler > 2**64
   assert noise.key_id(one.init) == noise.key_id(other.init)  # public: paired comparisons
-  again = streams(**{"privacy.epsilon": 1, "data.data_dir": "elsewhere"})
+  again = run_keys(**{"privacy.epsilon": 1, "data.data_dir": "elsewhere"})
   assert noise.key_id(again.noise) == noise.key_id(one.noise)

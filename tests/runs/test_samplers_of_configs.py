@@ -29,7 +29,7 @@ def test_p12_truncated_poisson_with_a_capacity_of_its_own_or_a_safe_one():
   small = _plan(
     sampler="truncated_poisson", neighboring_relation="replace_special", capacity=50
   )
-  assert small.sampler.slots == 50 and small.epsilon() > 1.05 * plan.epsilon()
+  assert small.sampler.padded_batch_size == 50 and small.epsilon() > 1.05 * plan.epsilon()
   assert small.accounted_delta(1e-5) == 1e-5  # nothing overflows, nothing is set aside
   poisson = _plan(neighboring_relation="replace_special")
   assert plan.epsilon() >= poisson.epsilon() * 0.98  # which pays overflow from delta

@@ -19,7 +19,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import config_names, loop, saved, streams, workdir
+from dpjax.experiments.run import config_names, loop, run_keys, saved, workdir
 from dpjax.relevance import Rigorous
 from dpjax.validate import UserError
 
@@ -137,7 +137,7 @@ def test_versions_and_other_names_of_the_runs_own_data_are_seen(first, tmp_path)
     with pytest.raises(UserError, match="was trained on"):
       saved.pretrained_on(path, asked, _data(2, "own")[0])
   (tmp_path / "checkpoints").mkdir()
-  memory = streams.to_meta(data.digest(_data(2, "own")[0]))
+  memory = run_keys.to_meta(data.digest(_data(2, "own")[0]))
   (tmp_path / "checkpoints" / "run.json").write_text(json.dumps(memory))
   with pytest.raises(UserError, match="was trained on"):
     saved.pretrained_on(path, "copy.npz", _data(2, "own")[0])
@@ -274,7 +274,7 @@ def test_the_file_decides_the_noise_and_none_leaves_it(tmp_path, monkeypatch):
     digests.append(build.digest(_config(**{"pretrained": str(path)})))
   assert len({*digests, build.digest(_config())}) == 3
   # that of before there was the field; the code of the day is part of every digest
-  monkeypatch.setattr(streams, "config_digest", config_names.digest_v1)
+  monkeypatch.setattr(run_keys, "config_digest", config_names.digest_v1)
   assert build.digest(TrainConfig()).hex()[:16] == "272dba7d6f090812"
 
 

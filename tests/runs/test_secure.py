@@ -18,7 +18,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.secure import noisy_model, vector_sums
 from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig, SumTask
-from dpjax.experiments.run import loop, saved, streams, writers
+from dpjax.experiments.run import loop, run_keys, saved, writers
 from dpjax.experiments.sweeps import secure_table
 from dpjax.secure.sums import SecAgg
 from dpjax.validate import UserError
@@ -91,7 +91,7 @@ def test_inference_goes_on_where_it_stopped(private, tmp_path, monkeypatch, tens
   epsilon = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": 3.0}
   task = {"name": "infer", "num_images": 150}
   config = _point(task=task, **_MODEL, **(epsilon if private else {}))
-  stop_after(monkeypatch, 3, phase="questions")
+  stop_after(monkeypatch, 3, subfolder="questions")
   with pytest.raises(loop.Interrupted, match="step 3"):
     loop.train(config, tmp_path)
   result = loop.train(config, tmp_path)
@@ -286,7 +286,7 @@ def test_every_field_of_a_task_is_read(name):
 
 def test_the_same_vectors_whatever_the_protocol():
   """Rows of a table are compared on equal clients."""
-  random = streams.derived(0, b"a" * 32, b"b" * 32)
+  random = run_keys.derived(0, b"a" * 32, b"b" * 32)
   plain, masked = (
     vector_sums.prepare(SecureConfig(task=SumTask(), protocol=name), "", random).vectors[3]
     for name in ("plain", "secagg")

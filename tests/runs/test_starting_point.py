@@ -83,7 +83,7 @@ def test_adapters_alone_are_trained_released_and_counted(weights, tmp_path):
   np.testing.assert_array_equal(after["embed"]["embedding"], before["embed"]["embedding"])
   told = result["user_code"]["pretrained"]
   assert told["path"] == str(weights) and len(told["sha256"]) == 64
-  # edited weights are another run: other streams, and the folder is refused
+  # edited weights are another run: other keys, and the folder is refused
   named = build.digest(config)
   held = weights.read_bytes()
   try:

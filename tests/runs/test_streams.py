@@ -1,4 +1,4 @@
-"""Streams are bound to config and data: one record apart, nothing is shared; other data under
+"""RunKeys are bound to config and data: one record apart, nothing is shared; other data under
 a run are noticed; what follows from the data without noise stands in checkpoints alone."""
 
 import dataclasses
@@ -27,7 +27,7 @@ from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure import build as secure_build
-from dpjax.experiments.run import checkpoint, config_names, loop, streams
+from dpjax.experiments.run import checkpoint, config_names, loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import experiment, grid
 from dpjax.validate import UserError
@@ -119,7 +119,7 @@ def _digest_of(kind, config, folder):
 
 
 def _streams_of(kind, config, digest):
-  found = streams.derived(config.seed, _KINDS[kind][2].digest(config), digest)
+  found = run_keys.derived(config.seed, _KINDS[kind][2].digest(config), digest)
   keys = {noise.key_id(found.noise), noise.key_id(found.local)}
   return {*keys, found.sampler, found.order}, found.init
 
@@ -191,10 +191,10 @@ _code_of = functools.cache(run_code.of)
 def test_configs_have_one_digest_exactly_where_they_are_equal(one, other):
   """As a folder's config is compared: dicts have no order; a number is one number in a field,
   which has a type, and True, 1 and 1.0 are three among a model's options."""
-  digest = lambda value: streams.config_digest("kind", {"field": value})
+  digest = lambda value: run_keys.config_digest("kind", {"field": value})
   assert (digest(one) == digest(other)) == (one == other)
   assert digest(one) == digest(json.loads(json.dumps(one)))
-  options = lambda value: streams.config_digest(
+  options = lambda value: run_keys.config_digest(
     "kind", {"model": {"options": {"a": value}}}
   )
   typed = lambda value: json.dumps(value, sort_keys=True).replace("-0.0", "0.0")
@@ -213,7 +213,7 @@ def test_what_was_published_can_be_repeated(get_config, room, started, monkeypat
   """With the code of then, by the noise of then: what comes to be configurable later is named
   only where it is another value than theirs."""
   assert not room.digest(get_config()).hex().startswith(started)  # other code, other noise
-  monkeypatch.setattr(streams, "config_digest", config_names.digest_v1)
+  monkeypatch.setattr(run_keys, "config_digest", config_names.digest_v1)
   assert room.digest(get_config()).hex().startswith(started)
 
 
@@ -311,7 +311,7 @@ def test_a_run_does_not_go_on_with_other_data(kind, ends, tmp_path, monkeypatch)
 
 
 def _cut_off(kind, config, workdir, folder, monkeypatch):
-  stop_after(monkeypatch, 1, die, phase="model_2" if kind == "relevance" else "")
+  stop_after(monkeypatch, 1, die, subfolder="model_2" if kind == "relevance" else "")
   with pytest.raises(KeyboardInterrupt):
     _run(kind, config, workdir, folder)
   assert checkpoint.newest(workdir) == 0  # the data are remembered before the first step
@@ -329,7 +329,7 @@ def test_a_release_does_not_go_on_with_other_data(kind, tmp_path, monkeypatch):
     _run(kind, config, workdir, tmp_path)
   _write(tmp_path)
   result = _run(kind, config, workdir, tmp_path)
-  kept = streams.from_meta(config.seed, held)
+  kept = run_keys.from_meta(config.seed, held)
   assert result["ledger"]["charges"][0]["noise_key_id"] == noise.key_id(kept.noise)
 
 
@@ -355,8 +355,8 @@ def test_a_run_of_an_earlier_version_is_not_gone_on_with(kind, tmp_path, monkeyp
   make, *_ = _KINDS[kind]
   _write(tmp_path)
   with monkeypatch.context() as older:
-    older.setattr(streams, "to_meta", lambda *what: {})
-    older.setattr(streams, "check_data", lambda *a, **k: None)
+    older.setattr(run_keys, "to_meta", lambda *what: {})
+    older.setattr(run_keys, "check_data", lambda *a, **k: None)
     _cut_off(kind, make(), tmp_path / "run", tmp_path, older)
   with pytest.raises(UserError, match="earlier version.*nothing was changed") as caught:
     _run(kind, make(), tmp_path / "run", tmp_path)

@@ -12,7 +12,7 @@ from dpjax.experiments.kinds.pate import build as pate_build
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.synthesis import build
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
-from dpjax.experiments.run import loop, streams
+from dpjax.experiments.run import loop, run_keys
 from dpjax.mechanisms import ClassSums
 from dpjax.training.synthesis import Embedding
 from dpjax.validate import UserError
@@ -136,8 +136,8 @@ def test_it_refuses_what_are_no_images_and_a_budget_that_is_too_small(sides, tmp
 def _statement(config, count):
   x = np.full((count, 4, 4, 1), 0.5, np.float32)
   train = from_arrays(x, np.arange(count) % 3, num_classes=3)
-  work = build._Run(config, train, train, None).work()
-  return work.promise.statement(1), work.promise.num_records
+  phase = build._Run(config, train, train, None).phase()
+  return phase.promise.statement(1), phase.promise.num_records
 
 
 def test_no_file_says_how_many_records_there_are():
@@ -213,7 +213,7 @@ def test_empty_records_are_part_of_the_identity_of_data(sides):
 
 def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path):
   config = _config(attack=True)
-  run = build._Run(config, *sides, streams.fresh(0))
+  run = build._Run(config, *sides, run_keys.fresh(0))
   state = run.init()
   assert run.scores(state)["accuracy"] == np.mean(sides[1].y == 0)
   run.write(tmp_path, state)

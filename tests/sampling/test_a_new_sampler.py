@@ -40,7 +40,7 @@ class HalvesSampler(samplers.Sampler):
     return cls(size.num_examples // 2 * 2)
 
   @property
-  def slots(self):
+  def padded_batch_size(self):
     return self.num_examples // 2
 
   @property
@@ -52,7 +52,7 @@ class HalvesSampler(samplers.Sampler):
 
   def draw(self, num_examples, *, seed, step):
     second = samplers.generator(seed, step).random() < 0.5
-    return np.arange(self.slots) + second * self.slots
+    return np.arange(self.padded_batch_size) + second * self.padded_batch_size
 
 '''
 
@@ -115,14 +115,14 @@ def test_a_sampler_may_name_the_row_that_is_its_proof(halves, monkeypatch):
 
 def test_a_scheme_of_its_own_inherits_no_proof():
   class Cut(dpjax.PoissonSampler):
-    law = "truncated_poisson"
+    scheme = "truncated_poisson"
 
   class Renamed(dpjax.PoissonSampler):
     name = "renamed"
     proof = Proved(("replace_one",))
 
   assert Cut(0.5, 8).proof.relations == ("replace_special",)
-  assert Renamed(0.5, 8).law == "renamed"
+  assert Renamed(0.5, 8).scheme == "renamed"
   assert (
     dpjax.PoissonSampler(0.5, 8).proof.relations == dpjax.PoissonSampler.proof.relations
   )
@@ -130,10 +130,10 @@ def test_a_scheme_of_its_own_inherits_no_proof():
 
 def test_without_a_row_nothing_is_proved(halves, monkeypatch):
   monkeypatch.delattr(halves, "proof")
-  monkeypatch.setattr(halves, "law", "halves")
+  monkeypatch.setattr(halves, "scheme", "halves")
   with pytest.raises(UserError, match="sampler='halves'"):
     _plan(halves(8))
-  monkeypatch.setattr(halves, "law", dpjax.sampling.Sampler.law)
+  monkeypatch.setattr(halves, "scheme", dpjax.sampling.Sampler.scheme)
   monkeypatch.setattr(halves, "event", dpjax.sampling.Sampler.event)
   assert not _plan(halves(8)).is_private
 
@@ -144,5 +144,5 @@ def test_a_proof_that_is_set_on_an_object_is_the_word_of_who_set_it():
   vars(sampler)["proof"] = Proved(accounting.RELATIONS)
   assert dpjax.sampling.assumption(sampler)
   without = dpjax.ShuffledSampler(2)
-  assert (without.law, without.proof.relations) == ("unproved", ())
+  assert (without.scheme, without.proof.relations) == ("unproved", ())
   assert not dpjax.sampling.assumption(without)

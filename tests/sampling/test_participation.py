@@ -60,7 +60,7 @@ def test_a_cyclic_pass_takes_everyone_once_in_the_same_batches():
   assert (taken[:7].sum(0) == 1).all()
   np.testing.assert_array_equal(taken[:7], taken[7:])
   sizes = taken.sum(1)
-  assert sizes.max() <= sampler.slots and sizes.max() - sizes.min() <= 1
+  assert sizes.max() <= sampler.padded_batch_size and sizes.max() - sizes.min() <= 1
   assert not np.array_equal(taken, _trace(sampler, 14, seed=8))
 
 
@@ -137,7 +137,7 @@ def test_the_partition_is_apart_from_the_steps_coins():
 
 def test_p13_relations_and_events_are_declared():
   cyclic, balls, poisson, min_sep = _samplers(5, 40)
-  proved = lambda sampler: accounting.proved_for(sampler.law).relations
+  proved = lambda sampler: accounting.proved_for(sampler.scheme).relations
   add_remove = NeighboringRelation.ADD_OR_REMOVE_ONE
   assert add_remove not in proved(cyclic)  # one example more moves the others
   for sampler in (balls, poisson, min_sep):

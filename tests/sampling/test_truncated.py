@@ -36,7 +36,7 @@ def test_sizes_are_a_cut_binomial_and_the_kept_ones_uniform():
 def test_p12_the_event_is_never_plain_poisson_and_needs_gaussian_noise():
   event = _SAMPLER.event(dp_accounting.GaussianDpEvent(1.5))
   assert event == dp_accounting.TruncatedSubsampledGaussianDpEvent(10, 0.4, 4, 1.5)
-  assert accounting.proved_for(_SAMPLER.law).relations == ("replace_special",)
+  assert accounting.proved_for(_SAMPLER.scheme).relations == ("replace_special",)
   with pytest.raises(UserError, match="Gaussian noise only"):
     _SAMPLER.event(dp_accounting.LaplaceDpEvent(1.0))
 
@@ -44,7 +44,7 @@ def test_p12_the_event_is_never_plain_poisson_and_needs_gaussian_noise():
 def test_p15_p16_no_repeats_and_a_function_of_seed_and_step():
   for step in range(50):
     drawn = _SAMPLER.draw(10, seed=1, step=step)
-    assert np.unique(drawn).size == drawn.size <= _SAMPLER.slots
+    assert np.unique(drawn).size == drawn.size <= _SAMPLER.padded_batch_size
     np.testing.assert_array_equal(drawn, _SAMPLER.draw(10, seed=1, step=step))
 
 

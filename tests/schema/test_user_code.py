@@ -75,7 +75,7 @@ def own_poisson(num_examples, sampling_prob):
 
 @dataclasses.dataclass(frozen=True)
 class NoRelations(OwnPoisson):
-  law = "unproved"
+  scheme = "unproved"
 
 
 def no_relations(num_examples, sampling_prob):
@@ -87,10 +87,10 @@ class Everybody(sampling.Sampler):
   """All examples in every step, without amplification."""
 
   num_examples: int
-  law = "none"
+  scheme = "none"
 
   @property
-  def slots(self):
+  def padded_batch_size(self):
     return self.num_examples
 
   def event(self, inner):
@@ -157,7 +157,7 @@ def test_a_step_that_draws_an_example_twice_is_found():
 
 
 def test_an_event_needs_relations():
-  with pytest.raises(UserError, match="privacy.sampler=.*law"):
+  with pytest.raises(UserError, match="privacy.sampler=.*scheme"):
     build.assemble(_central(privacy__sampler=f"{__name__}:no_relations"))
 
 

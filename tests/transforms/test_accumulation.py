@@ -69,7 +69,7 @@ def test_p15_slices_give_the_update_of_the_whole_batch_with_one_draw_of_noise(op
 
 def test_clipped_sums_and_stacked_gradients_are_one_route():
   batch, mask = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2))), jnp.ones(2, bool)
-  tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, slots=2)
+  tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, padded_batch_size=2)
   fast, stacked = tx.init(_PARAMS), tx.init(_PARAMS)
   for part in (batch[:2], batch[2:]):
     summed = dpjax.clipped_grad(_loss, l2_clip_norm=0.7)(_PARAMS, part, mask)
@@ -80,7 +80,7 @@ def test_clipped_sums_and_stacked_gradients_are_one_route():
 
 
 def test_wrong_uses_are_refused():
-  tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, slots=2)
+  tx = transforms.accumulate(_private(), every=2, l2_clip_norm=0.7, padded_batch_size=2)
   state = tx.init(_PARAMS)
   with pytest.raises(UserError, match="slices of one logical batch"):
     tx.update(_grads(0), state, _PARAMS, mask=jnp.ones(6, bool))  # a batch of its own

@@ -32,7 +32,7 @@ from dpjax.auditing.games.game import (
 )
 from dpjax.relevance import labels, rigorous
 
-ROOM = "accounting"
+PACKAGE = "accounting"
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
 # Shuffled rounds: number of records, the epsilon of each answer, delta. The first has
@@ -69,7 +69,7 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
   """The largest of K noisy answers. Its score is the answer itself, so selection costs
   nothing."""
 
-  def one(law: str, shape: float, values: tuple[float, float]) -> Game:
+  def game_of(distribution: str, shape: float, values: tuple[float, float]) -> Game:
     mechanism = kind(noise_multiplier=1.0, l2_sensitivity=1.0)
     event = accounting.repeat_and_select_event(
       mechanism.event(_ADD), mean_trials=_TRIALS, shape=shape
@@ -94,11 +94,11 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
     cost = lambda delta: accounting.epsilon(
       event, delta=delta, neighboring_relation=_ADD, accountant="rdp"
     )
-    case = f"the largest of {law} many answers, {values[0]:g} or {values[1]:g}"
+    case = f"the largest of {distribution} many answers, {values[0]:g} or {values[1]:g}"
     subject = "repeat_and_select_event"
-    return Game(ROOM, subject, case, _ADD, claims(cost), outputs, linear)
+    return Game(PACKAGE, subject, case, _ADD, claims(cost), outputs, linear)
 
-  return [one(law, shape, (0.0, 1.0)) for law, shape in _LAWS.items()]
+  return [game_of(distribution, shape, (0.0, 1.0)) for distribution, shape in _LAWS.items()]
 
 
 # --- shuffling
@@ -107,14 +107,14 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
 def _shuffled(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
   """Number of answers that are 1: all that a shuffled round reveals of two classes."""
 
-  def one(reports: int, local: float, delta: float) -> Game:
+  def game_of(reports: int, local: float, delta: float) -> Game:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
-      given = np.zeros((n, reports), np.int64)
-      given[:, 0] = world
+      bits = np.zeros((n, reports), np.int64)
+      bits[:, 0] = world
       answers = noisy_labels(
         jax.random.fold_in(jax.random.key(seed), world),
-        np.arange(given.size),
-        given.ravel(),
+        np.arange(bits.size),
+        bits.ravel(),
         epsilon=local,
         num_classes=2,
       )
@@ -122,9 +122,9 @@ def _shuffled(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
 
     claim = (Claim(rigorous.shuffled_epsilon(local, reports, delta), delta),)
     case = f"one of {reports} answers of epsilon {local:g} changes"
-    return Game(ROOM, "amplified_delta", case, _REPLACE, claim, outputs, frequency)
+    return Game(PACKAGE, "amplified_delta", case, _REPLACE, claim, outputs, frequency)
 
-  return [one(*numbers) for numbers in _ROUNDS]
+  return [game_of(*numbers) for numbers in _ROUNDS]
 
 
 # --- ledgers
@@ -137,12 +137,13 @@ def _two_releases(
     keys = _keys(world, seed, 2 * n)
     halves = (keys[:n], keys[n:])
     drawn = [
-      _answers(one, half, float(world)) for one, half in zip(mechanism, halves, strict=True)
+      _answers(release, half, float(world))
+      for release, half in zip(mechanism, halves, strict=True)
     ]
     return np.concatenate(drawn, axis=1)
 
   adversary = linear if subject == "Ledger" else together(linear, repeats)
-  return Game(ROOM, subject, "0, 1, asked twice", _ADD, promised, outputs, adversary)
+  return Game(PACKAGE, subject, "0, 1, asked twice", _ADD, promised, outputs, adversary)
 
 
 def _ledger(kind: Kind = mechanisms.Gaussian) -> list[Game]:

@@ -41,7 +41,7 @@ from dpjax.noise.state import NoiseState, with_key
 from dpjax.plan import Plan
 from dpjax.types import Params
 
-ROOM = "federated"
+PACKAGE = "federated"
 ROUNDS = 2
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
@@ -207,15 +207,15 @@ def _game(
       in a later one shows it.
     choices: what clients keep differs from draw to draw.
   """
-  made = functools.cache(build)
-  made_at_once = made if at_once is None else functools.cache(at_once)
+  cached_build = functools.cache(build)
+  made_at_once = cached_build if at_once is None else functools.cache(at_once)
   width = params.shape[-1]
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
     every = _at_once(one_draw(made_at_once(), world), keys)
     if at_once is not None:
-      every = _as_users(one_draw(made(), world), keys, every)
+      every = _as_users(one_draw(cached_build(), world), keys, every)
     return np.concatenate([_shown(leaf) for leaf in every], axis=1)
 
   def one_draw(algorithm: Any, world: int) -> Callable[[Any], list[Any]]:
@@ -228,7 +228,7 @@ def _game(
       for which in present
     ]
 
-    def one(key: Any) -> list[Any]:
+    def draw(key: Any) -> list[Any]:
       state = _with_keys(first, key)
       leaves = []
       for cohort in cohorts:
@@ -236,36 +236,36 @@ def _game(
         leaves += jax.tree.leaves((state.params, state.server))
       return leaves
 
-    return one
+    return draw
 
-  return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
-
-
-def _at_once(one: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
-  return jax.vmap(one)(keys)
+  return Game(PACKAGE, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
 
 
-def _one_by_one(one: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]:
+def _at_once(draw: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
+  return jax.vmap(draw)(keys)
+
+
+def _one_by_one(draw: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]:
   """Returns the same leaves [n, ...], one draw after the other."""
-  return [np.stack(leaves) for leaves in zip(*(map(np.asarray, one(key)) for key in keys))]
+  return [np.stack(leaves) for leaves in zip(*(map(np.asarray, draw(key)) for key in keys))]
 
 
 def _as_users(
-  one: Callable[[Any], list[Any]], keys: Any, at_once: list[Any]
+  draw: Callable[[Any], list[Any]], keys: Any, at_once: list[Any]
 ) -> list[np.ndarray]:
   """Returns leaves [n, ...]. The first draws run as users run them.
 
   A round is a function of its noise key, so draws of the same keys are compared number by
   number. Where they differ, all draws are made as users run them.
   """
-  first = _one_by_one(one, keys[:_ONE_BY_ONE])
+  first = _one_by_one(draw, keys[:_ONE_BY_ONE])
   quick = [np.asarray(leaf) for leaf in at_once]
   for mine, leaf in zip(first, quick, strict=True):
     allowed = _ROUNDING * max(1.0, float(np.nan_to_num(np.abs(mine)).max(initial=0.0)))
     if not np.allclose(mine, leaf[: len(mine)], rtol=0, atol=allowed, equal_nan=True):
-      return _one_by_one(one, keys)
-  rest = [leaf[len(mine) :] for mine, leaf in zip(first, quick, strict=True)]
-  return [np.concatenate(parts) for parts in zip(first, rest, strict=True)]
+      return _one_by_one(draw, keys)
+  later = [leaf[len(mine) :] for mine, leaf in zip(first, quick, strict=True)]
+  return [np.concatenate(parts) for parts in zip(first, later, strict=True)]
 
 
 def _algorithm(
@@ -300,8 +300,10 @@ def _algorithm(
     ways: dict[str, Any] = {"build": quick}
     if map_clients is not None:
       ways = {"build": functools.partial(build, map_clients), "at_once": quick}
-    one = functools.partial(_game, subject, params=params, **ways, **kept)
-    return [one(case, worlds=pair, leaves=case == _LEAVES) for case, pair in worlds.items()]
+    game_of = functools.partial(_game, subject, params=params, **ways, **kept)
+    return [
+      game_of(case, worlds=pair, leaves=case == _LEAVES) for case, pair in worlds.items()
+    ]
 
   return games
 
@@ -330,22 +332,22 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
     second, _ = aggregator.update(messages, later, state, weights)
     return jnp.concatenate([first, second])
 
-  def one(case: str, messages: Any, weight: float, leaves: bool = False) -> Game:
+  def game_of(case: str, messages: Any, weight: float, leaves: bool = False) -> Game:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
       keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
       mask = jnp.array([True, bool(world)])
       later = mask.at[1].set(False) if leaves else mask
       return np.asarray(run(keys, messages, mask, later, jnp.array([1.0, weight])))
 
-    return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
+    return Game(PACKAGE, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
 
   return [
-    one(_JOINS, far, 1.0),
-    one("with a weight of 1e6", far * 1e-6, 1e6),
-    one("with a weight of NaN", far, math.nan),
-    one("with NaN", far.at[1, 0].set(math.nan), 1.0),
-    one("with 1e30", far.at[1, 0].set(1e30), 1.0),
-    one(_LEAVES, far, 1.0, leaves=True),
+    game_of(_JOINS, far, 1.0),
+    game_of("with a weight of 1e6", far * 1e-6, 1e6),
+    game_of("with a weight of NaN", far, math.nan),
+    game_of("with NaN", far.at[1, 0].set(math.nan), 1.0),
+    game_of("with 1e30", far.at[1, 0].set(1e30), 1.0),
+    game_of(_LEAVES, far, 1.0, leaves=True),
   ]
 
 
@@ -359,23 +361,25 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
   @functools.partial(jax.vmap, in_axes=(0, None, None))
   def run(key: Any, x: Any, size: Any) -> Any:
     received = Received(jnp.zeros(2))
-    own = local.init(received, None, size, key)
-    own = local.step(received, own, x, jnp.ones(1, bool))
-    sent = local.finish(received, own)[0]
+    state = local.init(received, None, size, key)
+    state = local.step(received, state, x, jnp.ones(1, bool))
+    sent = local.finish(received, state)[0]
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(sent)])
 
-  def one(case: str, values: tuple[float, float], sizes: tuple[int, int] = (1, 1)) -> Game:
+  def game_of(
+    case: str, values: tuple[float, float], sizes: tuple[int, int] = (1, 1)
+  ) -> Game:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
       keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
       return np.asarray(run(keys, _client(values[world], 2), jnp.int32(sizes[world])))
 
-    price = claims(functools.partial(federated.local_epsilon, 2 * _Z))
-    return Game(ROOM, "client_noise", case, _REPLACE, price, outputs, linear)
+    claimed = claims(functools.partial(federated.local_epsilon, 2 * _Z))
+    return Game(PACKAGE, "client_noise", case, _REPLACE, claimed, outputs, linear)
 
   return [
-    one("its data turn round", (-_FAR, _FAR)),
-    one("its number of examples", (_FAR, _FAR), (1, 10**6)),
-    one("its data become NaN", (-_FAR, math.nan)),
+    game_of("its data turn round", (-_FAR, _FAR)),
+    game_of("its number of examples", (_FAR, _FAR), (1, 10**6)),
+    game_of("its data become NaN", (-_FAR, math.nan)),
   ]
 
 
@@ -401,8 +405,8 @@ def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
   offered = {"client_tx": _SGD, "server_tx": _FAST}
   optimizers = [offered[each] for each in row.optimizers]
   arguments = {**row.played, **changes}
-  given = {key: value for key, value in arguments.items() if value is not None}
-  return _algorithm(name, worlds, _LOSS, *optimizers, **given)
+  options = {key: value for key, value in arguments.items() if value is not None}
+  return _algorithm(name, worlds, _LOSS, *optimizers, **options)
 
 
 _CLUSTERS: dict[str, Any] = {

@@ -62,9 +62,9 @@ class Claim(NamedTuple):
   delta: float
 
 
-def claims(price: Callable[[float], float]) -> tuple[Claim, ...]:
+def claims(epsilon_at: Callable[[float], float]) -> tuple[Claim, ...]:
   """Points of a guaranteed curve, delta -> epsilon."""
-  return tuple(Claim(price(delta), delta) for delta in DELTAS)
+  return tuple(Claim(epsilon_at(delta), delta) for delta in DELTAS)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Game:
   """Pair of neighbours, played against one guarantee.
 
   Args:
-    room, subject: package and name of what is attacked, such as "mechanisms" and "Laplace".
+    package, subject: package and name of what is attacked, such as "mechanisms" and "Laplace".
     case: the neighbours and the setting, in words.
     relation: under which they are neighbours.
     claims: points of the guaranteed curve; all of them hold if the guarantee does.
@@ -82,7 +82,7 @@ class Game:
     at_once: most draws of one call of `outputs`.
   """
 
-  room: str
+  package: str
   subject: str
   case: str
   relation: str
@@ -95,7 +95,7 @@ class Game:
   @property
   def name(self) -> str:
     """Unique among all games."""
-    return f"{self.room}.{self.subject}: {self.case}"
+    return f"{self.package}.{self.subject}: {self.case}"
 
 
 class Result(NamedTuple):
@@ -240,8 +240,8 @@ def held_out_bound(
   >>> round(held_out_bound(apart, apart, delta=0.0, confidence=0.95), 2)
   5.6
   """
-  found = np.concatenate([fit.inside, fit.outside])
-  levels = np.quantile(found, np.linspace(0, 1, _THRESHOLDS), method="nearest")
+  outputs = np.concatenate([fit.inside, fit.outside])
+  levels = np.quantile(outputs, np.linspace(0, 1, _THRESHOLDS), method="nearest")
   levels = np.unique(np.concatenate([levels, [np.inf]]))
   learned = _bounds(fit, levels, delta, confidence)  # [events, directions]
   event, direction = np.unravel_index(np.argmax(learned), learned.shape)
@@ -284,7 +284,7 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
   """Fisher's discriminant: the best score for Gaussian outputs with one covariance. An
   output without noise gets all the weight. A logarithmic copy of each output shows heavy
   tails."""
-  both = np.where(np.isfinite(found := np.concatenate([zero, one])), found, 0.0)
+  both = np.where(np.isfinite(outputs := np.concatenate([zero, one])), outputs, 0.0)
   middle = np.median(both, axis=0)
   width = np.median(np.abs(both - middle), axis=0) + 1e-30
 
@@ -374,9 +374,9 @@ def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
   def differences(outputs: np.ndarray) -> np.ndarray:
     clean = np.nan_to_num(outputs[:, :size], nan=np.inf, posinf=np.inf, neginf=-np.inf)
     with np.errstate(invalid="ignore"):
-      found = clean[:, right] - clean[:, left]
+      gaps = clean[:, right] - clean[:, left]
     # Non-finite values have no difference. Adding 0 removes -0.
-    return np.round(np.where(np.isfinite(found), found, 0.0), _DECIMALS) + 0.0
+    return np.round(np.where(np.isfinite(gaps), gaps, 0.0), _DECIMALS) + 0.0
 
   tables = [
     _met(a, b) for a, b in zip(differences(zero).T, differences(one).T, strict=True)

@@ -35,7 +35,7 @@ from dpjax.mechanisms.least_squares import LeastSquares
 from dpjax.mechanisms.whitening import Whitening
 from dpjax.types import ArrayTree
 
-ROOM = "mechanisms"
+PACKAGE = "mechanisms"
 NOISES = ("laplace", "gumbel", "exponential")
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
@@ -81,18 +81,20 @@ def game(
     if traced:
       return jax.jit(jax.vmap(released, in_axes=(0, None)))
     # Concrete data, so that host-side work such as refusing is played, too.
-    given = jax.jit(
+    draw_all = jax.jit(
       jax.vmap(lambda key: jax.tree.map(jnp.asarray, released(key, data[world])))
     )
-    return lambda keys, _: given(keys)
+    return lambda keys, _: draw_all(keys)
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
     leaves = jax.tree.leaves(many(0 if traced else world)(keys, data[world]))
     return np.concatenate([np.asarray(x, np.float64).reshape(n, -1) for x in leaves], 1)
 
-  price = claims_of(mechanism, relation)
-  return Game(ROOM, type(mechanism).__name__, case, relation, price, outputs, adversary)
+  claimed = claims_of(mechanism, relation)
+  return Game(
+    PACKAGE, type(mechanism).__name__, case, relation, claimed, outputs, adversary
+  )
 
 
 def _games(adversary: Adversary, relation: str, *rows: tuple) -> list[Game]:
@@ -220,9 +222,9 @@ def _quantile(kind: Callable) -> list[Game]:
 
 def _channel_statistics(kind: Callable) -> list[Game]:
   """Games with public norms: private medians are `Quantile`, which has games of its own."""
-  made = functools.partial(kind, normalize_by=1.0, clip_norms=(1.0, 2.0))
-  loud = made(noise_multiplier=0.7)
-  swap = made(noise_multiplier=2.0, neighboring_relation=_REPLACE)
+  build = functools.partial(kind, normalize_by=1.0, clip_norms=(1.0, 2.0))
+  loud = build(noise_multiplier=0.7)
+  swap = build(noise_multiplier=2.0, neighboring_relation=_REPLACE)
   # Examples with one position and one channel.
   pixel = lambda *values: _f(*values).reshape(-1, 1, 1)
   empty = "an empty example, a long one"
@@ -236,9 +238,9 @@ def _whitening(kind: Callable) -> list[Game]:
   """Games with public norms, as `_channel_statistics`; drawn by `spreads`, on the host."""
   # Norms that the second moments of an empty example about a noisy mean seldom reach.
   norms = (1.0, 100.0, 100.0, 100.0, 1.0)
-  made = functools.partial(kind, normalize_by=1.0, clip_norms=norms)
-  loud = made(noise_multiplier=2.0)
-  swap = made(noise_multiplier=4.0, neighboring_relation=_REPLACE)
+  build = functools.partial(kind, normalize_by=1.0, clip_norms=norms)
+  loud = build(noise_multiplier=2.0)
+  swap = build(noise_multiplier=4.0, neighboring_relation=_REPLACE)
   pixel = lambda *values: _f(*values).reshape(-1, 1, 1)
   rows = (
     (_ADD, (loud, "an empty example, a long one", pixel(0), pixel(1e4))),
@@ -261,13 +263,17 @@ def _games_at_once(
 
 
 def _released(
-  releases: Callable[..., Any], made: Any, data: tuple, world: int, seed: int, n: int
+  releases: Callable[..., Any], mechanism: Any, data: tuple, world: int, seed: int, n: int
 ) -> np.ndarray:
   """Draws n releases of a mechanism on the data of one world, all of them at once."""
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
   # A broken twin makes its own releases from those of the mechanism that it breaks.
-  drawn = made.at_once(releases, keys, data[world]) if hasattr(made, "at_once") else None
-  drawn = releases(made, keys, data[world]) if drawn is None else drawn
+  drawn = (
+    mechanism.at_once(releases, keys, data[world])
+    if hasattr(mechanism, "at_once")
+    else None
+  )
+  drawn = releases(mechanism, keys, data[world]) if drawn is None else drawn
   leaves = [np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(drawn)]
   return np.concatenate(leaves, axis=1).astype(np.float64)
 
@@ -293,7 +299,7 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
   chunk = np.zeros(shape, np.float32)
   chunk[: len(x)] = np.reshape(x, (len(x), *shape[1:]))
   split = jax.vmap(lambda key: jax.random.split(mechanism.own_key(key), 10))(keys)
-  found: dict[str, Any] = {}
+  statistics: dict[str, Any] = {}
   known = [whitening._Map()] * n
   for place, name in enumerate(mechanism.vectors):
     norm = jnp.float32(mechanism.clip_norms[place])
@@ -302,12 +308,14 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
     summed = np.asarray(high, np.float64) + np.asarray(low, np.float64)
     whole = np.round(summed)
     parts = (np.float32(whole), np.float32(summed - whole))
-    found[name] = _noisy_means(mechanism, split[:, 2 * place + 1], *parts, norm)
+    statistics[name] = _noisy_means(mechanism, split[:, 2 * place + 1], *parts, norm)
     if name == "variances":
-      found["floor"] = jax.vmap(mechanism._floor, in_axes=(0, None))(found[name], norm)
+      statistics["floor"] = jax.vmap(mechanism._floor, in_axes=(0, None))(
+        statistics[name], norm
+      )
     if name == mechanism.vectors[-1]:
       break
-    fields = {field: np.asarray(values) for field, values in found.items()}
+    fields = {field: np.asarray(values) for field, values in statistics.items()}
     known = [
       whitening._map(
         {field: values[draw] for field, values in fields.items()},
@@ -317,7 +325,7 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
       for draw in range(n)
     ]
   norms = np.tile(np.array(mechanism.clip_norms, np.float32), (n, 1))
-  return whitening.Spread(**found, clip_norms=jnp.asarray(norms))
+  return whitening.Spread(**statistics, clip_norms=jnp.asarray(norms))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -333,9 +341,9 @@ def _noisy_means(mechanism: Whitening, keys: Any, high: Any, low: Any, norm: Any
 
 def _least_squares(kind: Callable) -> list[Game]:
   """Games of rows (x1, x2, y); drawn by `moments`, as the mechanism works on the host."""
-  made = functools.partial(kind, feature_norm=1.0, target_norm=1.0)
-  loud = made(noise_multiplier=1.0)
-  swap = made(noise_multiplier=1.0, neighboring_relation=_REPLACE)
+  build = functools.partial(kind, feature_norm=1.0, target_norm=1.0)
+  loud = build(noise_multiplier=1.0)
+  swap = build(noise_multiplier=1.0, neighboring_relation=_REPLACE)
   nobody = np.zeros((0, 3), np.float32)
   far = _f(0.0, 1e4, 1e4).reshape(1, 3)
   # The pair that attains the joint bound: x at an angle of 120 degrees, the same target.
@@ -376,9 +384,9 @@ def moments(mechanism: LeastSquares, keys: jax.Array, rows: np.ndarray) -> np.nd
 
 def _class_sums(kind: Callable) -> list[Game]:
   """Games of rows (f1, f2, label); drawn by `class_releases`, as for `LeastSquares`."""
-  made = functools.partial(kind, num_classes=2, feature_norm=1.0)
-  loud = made(noise_multiplier=1.0)
-  swap = made(noise_multiplier=1.0, neighboring_relation=_REPLACE)
+  build = functools.partial(kind, num_classes=2, feature_norm=1.0)
+  loud = build(noise_multiplier=1.0)
+  swap = build(noise_multiplier=1.0, neighboring_relation=_REPLACE)
   nobody = np.zeros((0, 3), np.float32)
   far = _f(0.0, 1e4, 1.0).reshape(1, 3)
   # A vector and its opposite in one class attain the bound.
@@ -418,17 +426,17 @@ def _randomized_response(kind: Callable) -> list[Game]:
 
 
 def _selection(kind: Callable, **options: str) -> list[Game]:
-  made = functools.partial(kind, **options)
+  build = functools.partial(kind, **options)
   tag = "".join(f", {value} noise" for value in options.values())
   far = np.array([1e9, _FAR]), np.array([1e9, _FAR + 1])
   up = _f(1, 0), _f(0, 0)
   return _games(
     frequency,
     _ADD,
-    (made(epsilon=1.0), f"one up, two down{tag}", _f(1, -1, -1), _f(0, 0, 0)),
-    (made(epsilon=4.0), f"one up, one down{tag}", _f(1, -1), _f(0, 0)),
-    (made(epsilon=1.0, monotonic=True), f"monotonic: one up{tag}", *up),
-    (made(epsilon=1.0), f"1e9 + 31.9, 1e9 + 32.9 in float64{tag}", *far),
+    (build(epsilon=1.0), f"one up, two down{tag}", _f(1, -1, -1), _f(0, 0, 0)),
+    (build(epsilon=4.0), f"one up, one down{tag}", _f(1, -1), _f(0, 0)),
+    (build(epsilon=1.0, monotonic=True), f"monotonic: one up{tag}", *up),
+    (build(epsilon=1.0), f"1e9 + 31.9, 1e9 + 32.9 in float64{tag}", *far),
   )
 
 
@@ -438,28 +446,28 @@ def _noisy_max(kind: Callable) -> list[Game]:
 
 
 def _aggregate_mean(kind: Callable) -> list[Game]:
-  made = functools.partial(kind, num_shards=2, lower=0.0, upper=1.0)
-  mechanisms = [made(epsilon=1.0), made(epsilon=4.0), made(epsilon=1.0, delta=0.01)]
+  build = functools.partial(kind, num_shards=2, lower=0.0, upper=1.0)
+  mechanisms = [build(epsilon=1.0), build(epsilon=4.0), build(epsilon=1.0, delta=0.01)]
   low, high, smooth = mechanisms
   of = lambda mechanism, answer: lambda key, examples: mechanism(key, examples, answer)
   root = lambda shard: jnp.log(jnp.sum(shard))
-  one = (_f(0, 0), _f(0, 1))
+  pair = (_f(0, 0), _f(0, 1))
   far = (_f(0, 0, 0, -_HUGE), _f(0, 0, 0, _HUGE))
   negative = (_f(2, 2, -9), _f(2, 2, 2))
   return _games(
     linear,
     _REPLACE,
-    (low, "one record a shard: 0, 1", *one, of(low, jnp.sum)),
+    (low, "one record a shard: 0, 1", *pair, of(low, jnp.sum)),
     (high, "-1e30, 1e30", *far, of(high, jnp.sum)),
     (low, "the shard's answer is NaN", *negative, of(low, root)),
-    (smooth, "Gaussian: 0, 1", *one, of(smooth, jnp.sum)),
+    (smooth, "Gaussian: 0, 1", *pair, of(smooth, jnp.sum)),
   )
 
 
 def _aggregate_vote(kind: Callable) -> list[Game]:
-  made = functools.partial(kind, num_shards=2, num_classes=2)
-  low = made(epsilon=1.0)
-  high = made(epsilon=4.0, noise="exponential")
+  build = functools.partial(kind, num_shards=2, num_classes=2)
+  low = build(epsilon=1.0)
+  high = build(epsilon=4.0, noise="exponential")
   of = lambda mechanism: lambda key, votes: mechanism(key, votes, lambda shard: shard[0])
   return _games(
     frequency,
@@ -471,17 +479,17 @@ def _aggregate_vote(kind: Callable) -> list[Game]:
 
 
 def _sparse_vector(kind: Callable) -> list[Game]:
-  made = functools.partial(kind, threshold=0.0)
-  low = made(epsilon=1.0)
-  high = made(epsilon=4.0, max_above=2)
-  paid = made(epsilon=0.5, epsilon_values=1.0)
-  same = made(epsilon=2.0, monotonic=True)
+  build = functools.partial(kind, threshold=0.0)
+  low = build(epsilon=1.0)
+  high = build(epsilon=4.0, max_above=2)
+  with_values = build(epsilon=0.5, epsilon_values=1.0)
+  same = build(epsilon=2.0, monotonic=True)
   above = lambda mechanism: lambda key, queries: mechanism(key, queries).above
-  seen = lambda key, queries: paid(key, queries)[1:]
+  seen = lambda key, queries: with_values(key, queries)[1:]
   many = (_f(*[0] * 5, 1), _f(*[1] * 5, 0))
   all_up = (_f(0, 0, 0), _f(1, 1, 1))
   return [
-    *_games(binned, _ADD, (paid, "with values", _f(9, 0), _f(10, 0), seen)),
+    *_games(binned, _ADD, (with_values, "with values", _f(9, 0), _f(10, 0), seen)),
     *_games(
       frequency,
       _ADD,
@@ -506,7 +514,7 @@ def _votes_game(
     # A column for each class, and one for no answer: a score is linear in these.
     return jax.nn.one_hot(labels + 1, zero.shape[-1] + 1)
 
-  def price(delta: float) -> float:
+  def epsilon_at(delta: float) -> float:
     event = mechanism.event(relation, **num)
     return accounting.epsilon(event, delta=delta, neighboring_relation=relation)
 
@@ -514,7 +522,7 @@ def _votes_game(
   after = np.tile(one, (_VOTES, 1))
   rules: dict[str, Any] = {"adversary": linear, "relation": relation}
   played = game(mechanism, case, before, after, released, **rules)
-  return dataclasses.replace(played, claims=claims(price))
+  return dataclasses.replace(played, claims=claims(epsilon_at))
 
 
 def _gnmax(kind: Callable) -> list[Game]:
@@ -523,28 +531,28 @@ def _gnmax(kind: Callable) -> list[Game]:
   return [
     *(
       _votes_game(
-        made(std=4.0), f"a vote moves, {_VOTES} queries, {relation}",
+        build(std=4.0), f"a vote moves, {_VOTES} queries, {relation}",
         _f(1, 0), _f(0, 1), relation, num_queries=_VOTES,
       )
-      for made, relation in rows
+      for build, relation in rows
     ),
     *_games(frequency, _ADD, (kind(std=1.0), "a vote moves, a query", _f(1, 0), _f(0, 1))),
   ]  # fmt: skip
 
 
 def _confident_gnmax(kind: Callable) -> list[Game]:
-  made = functools.partial(kind, threshold=2.0, check_std=4.0, std=4.0)
+  build = functools.partial(kind, threshold=2.0, check_std=4.0, std=4.0)
   low = functools.partial(kind, threshold=-1e9, check_std=4.0, std=4.0)
   num = {"num_checks": _VOTES, "num_answers": _VOTES}
   return [
     _votes_game(low(), "a vote moves, all answered", _f(1, 0), _f(0, 1), _ADD, **num),
-    _votes_game(made(), "agreement ends", _f(2, 0), _f(1, 1), _ADD, **num),
+    _votes_game(build(), "agreement ends", _f(2, 0), _f(1, 1), _ADD, **num),
   ]
 
 
 def _named(name: str, games: Callable[[Any], list[Game]]) -> Callable[[Any], list[Game]]:
   """Games under this subject, also for a broken mechanism of another class name."""
-  return lambda kind: [dataclasses.replace(one, subject=name) for one in games(kind)]
+  return lambda kind: [dataclasses.replace(each, subject=name) for each in games(kind)]
 
 
 _PLAYED = {

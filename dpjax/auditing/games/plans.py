@@ -49,7 +49,7 @@ def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Draws n runs, each with its own seed: (rows [n, steps, slots], mask)."""
-  shape = (n, num_steps, sampler.slots)
+  shape = (n, num_steps, sampler.padded_batch_size)
   rows = np.zeros(shape, np.int64)
   mask = np.zeros(shape, bool)
   for run in range(n):
@@ -64,7 +64,7 @@ def _batches(plan: Plan, grads: np.ndarray, seed: int, n: int) -> tuple[np.ndarr
 
 
 def game(
-  room: str,
+  package: str,
   subject: str,
   case: str,
   plan: Plan,
@@ -97,8 +97,8 @@ def game(
     rows, mask = _batches(plan, grads, 2 * seed + world, n)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
     # An empty data set has no row 0.
-    given = _FAR * clip * np.append(grads, 0.0)[rows]
-    return np.asarray(run()(keys, given.astype(np.float32), mask))
+    example_grads = _FAR * clip * np.append(grads, 0.0)[rows]
+    return np.asarray(run()(keys, example_grads.astype(np.float32), mask))
 
   def adversary(zero: np.ndarray, one: np.ndarray) -> Score:
     # The adversary knows the distributions, so training teaches it only the faults of an
@@ -109,14 +109,21 @@ def game(
     return lambda seen: _log_ratio(plan, sums(seen), mixtures) + again(sums(seen))
 
   return Game(
-    room, subject, case, str(plan.neighboring_relation), promised, outputs, adversary, draws
+    package,
+    subject,
+    case,
+    str(plan.neighboring_relation),
+    promised,
+    outputs,
+    adversary,
+    draws,
   )
 
 
 def _runner(plan: Plan) -> Callable[..., Any]:
   """(keys [n], gradients [n, steps, slots], mask) -> updates [n, steps]."""
 
-  def one(key: Any, grads: Any, mask: Any) -> Any:
+  def run_once(key: Any, grads: Any, mask: Any) -> Any:
     tx: Any = plan.transform(key)
     state = tx.init(jnp.zeros(1))
 
@@ -127,7 +134,7 @@ def _runner(plan: Plan) -> Callable[..., Any]:
 
     return jax.lax.scan(step, state, (grads, mask))[1]
 
-  return jax.jit(jax.vmap(one))
+  return jax.jit(jax.vmap(run_once))
 
 
 def _whitened(plan: Plan, sums: np.ndarray) -> np.ndarray:
@@ -164,7 +171,7 @@ def _log_ratio(plan: Plan, sums: np.ndarray, mixtures: Any) -> np.ndarray:
 
 # --- plans: correlated noise, schedules and statistics
 
-ROOM = "plans"
+PACKAGE = "plans"
 _Z = 1.2
 _LOUD = 2.0
 _CLIP = 0.5
@@ -181,15 +188,15 @@ def names() -> tuple[str, ...]:
   """Returns every correlation of noise, every kind of statistics and every other option."""
   correlations = {
     name
-    for name, found in inspect.getmembers(correlated)
-    if inspect.isclass(found)
-    and dataclasses.is_dataclass(found)
-    and hasattr(found, "multiply")
+    for name, member in inspect.getmembers(correlated)
+    if inspect.isclass(member)
+    and dataclasses.is_dataclass(member)
+    and hasattr(member, "multiply")
   }
   released = {
     name
-    for name, found in inspect.getmembers(mechanisms)
-    if inspect.isclass(found) and issubclass(found, NoisyMeans)
+    for name, member in inspect.getmembers(mechanisms)
+    if inspect.isclass(member) and issubclass(member, NoisyMeans)
   }
   shapes = {field.name for field in dataclasses.fields(NoiseShape)} - {"correlation"}
   return (
@@ -237,7 +244,7 @@ def _correlation(name: str, make_plan: MakePlan = Plan) -> list[Game]:
     shape = NoiseShape(correlation=_STRATEGIES[name][which])
     numbers = _numbers(sampler=_IN_TURN, num_steps=4, noise_shape=shape)
     return game(
-      ROOM,
+      PACKAGE,
       f"correlation:{name}",
       f"a record in every second step, {crowd}{which}",
       make_plan(**(numbers | {"noise_multiplier": noise_multiplier})),
@@ -268,7 +275,7 @@ def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
   plan = make_plan(**_numbers(sampler=_ONE_IN_TWO, noise_shape=shape))
   return [
     game(
-      ROOM,
+      PACKAGE,
       "noise_shape:schedule",
       f"a record added, {crowd}",
       plan,
@@ -307,14 +314,14 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
   long = "an empty example, a long one"
   cases = {long: plan.num_steps - 1, f"{long} whose gradient vanishes after a step": 0}
   relation = str(plan.neighboring_relation)
-  price = claims(plan.epsilon)
+  claimed = claims(plan.epsilon)
   return [
     Game(
-      ROOM,
+      PACKAGE,
       "statistics:ChannelStatistics",
       case,
       relation,
-      price,
+      claimed,
       functools.partial(outputs, last),
       linear,
     )

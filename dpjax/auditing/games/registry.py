@@ -44,7 +44,7 @@ from dpjax.auditing.games.game import Game
 from dpjax.validate import UserError
 
 
-class Room(NamedTuple):
+class Package(NamedTuple):
   """A kind of subject of games."""
 
   find: Callable[[], dict[str, Any]]  # name -> class or function
@@ -59,10 +59,10 @@ def public(package: ModuleType) -> dict[str, Any]:
   >>> sorted(n for n in public(dpjax.mechanisms) if n.endswith("Vector"))
   ['SparseVector']
   """
-  found: dict[str, Any] = {}
+  exported: dict[str, Any] = {}
   for module in _modules(package):
-    found |= _own(module)
-  return found
+    exported |= _own(module)
+  return exported
 
 
 def _modules(package: ModuleType) -> Iterator[ModuleType]:
@@ -73,26 +73,28 @@ def _modules(package: ModuleType) -> Iterator[ModuleType]:
 
 
 def _own(module: ModuleType) -> dict[str, Any]:
-  own = lambda found: getattr(found, "__module__", "") == module.__name__
-  return {n: o for n, o in vars(module).items() if own(o) and not n.startswith("_")}
+  is_of_module = lambda value: getattr(value, "__module__", "") == module.__name__
+  return {
+    n: o for n, o in vars(module).items() if is_of_module(o) and not n.startswith("_")
+  }
 
 
-def _concrete(found: object, *names: str) -> bool:
+def _concrete(candidate: object, *names: str) -> bool:
   """Whether this is a concrete class whose objects have these attributes."""
-  if not inspect.isclass(found) or inspect.isabstract(found):
+  if not inspect.isclass(candidate) or inspect.isabstract(candidate):
     return False
-  own = {name for base in found.__mro__[:-1] for name in vars(base)}
-  return own.issuperset(names)
+  defined = {name for base in candidate.__mro__[:-1] for name in vars(base)}
+  return defined.issuperset(names)
 
 
-def is_mechanism(found: object) -> bool:
+def is_mechanism(candidate: object) -> bool:
   """Whether this is a class of callable objects with an event; base classes do not count."""
-  return _concrete(found, "__call__", "event")
+  return _concrete(candidate, "__call__", "event")
 
 
-def is_sampler(found: object) -> bool:
+def is_sampler(candidate: object) -> bool:
   """Whether this is a class that draws and has an event; base classes do not count."""
-  return _concrete(found, "draw", "event")
+  return _concrete(candidate, "draw", "event")
 
 
 def _samplers() -> dict[str, Any]:
@@ -100,51 +102,55 @@ def _samplers() -> dict[str, Any]:
   return {kind.__name__: kind for kind in dpjax.sampling.SAMPLERS.values()}
 
 
-def _returns(found: Any, *words: str) -> bool:
-  if not inspect.isfunction(found):
+def _returns(candidate: Any, *words: str) -> bool:
+  if not inspect.isfunction(candidate):
     return False
-  annotation = str(inspect.signature(found).return_annotation)
+  annotation = str(inspect.signature(candidate).return_annotation)
   return any(word in annotation for word in words)
 
 
-def is_transform(found: object) -> bool:
+def is_transform(candidate: object) -> bool:
   """Whether this is a function that makes an Optax transform."""
-  return _returns(found, "GradientTransformation")
+  return _returns(candidate, "GradientTransformation")
 
 
-def is_federated(found: object) -> bool:
+def is_federated(candidate: object) -> bool:
   """Whether this is a function that makes a federated algorithm, a client or an aggregator."""
-  if not inspect.isfunction(found):
+  if not inspect.isfunction(candidate):
     return False
-  first = next(iter(inspect.signature(found).parameters), "")
+  first = next(iter(inspect.signature(candidate).parameters), "")
   return first == "loss_fn" or _returns(
-    found, "Aggregator", "ClientAlgorithm", "FederatedAlgorithm"
+    candidate, "Aggregator", "ClientAlgorithm", "FederatedAlgorithm"
   )
 
 
-def states_epsilon(found: Any) -> bool:
+def states_epsilon(candidate: Any) -> bool:
   """Whether this returns an epsilon or an event, or is a class whose objects compute one."""
-  if inspect.isclass(found):
-    return any(_computes(found, name) for name in ("epsilon", "event"))
-  if not inspect.isfunction(inspect.unwrap(found) if callable(found) else found):
+  if inspect.isclass(candidate):
+    return any(_computes(candidate, name) for name in ("epsilon", "event"))
+  if not inspect.isfunction(
+    inspect.unwrap(candidate) if callable(candidate) else candidate
+  ):
     return False
   words = ("_epsilon", "epsilon_", "_event", "_events")
-  return found.__name__ in ("epsilon", "event") or any(
-    word in found.__name__ for word in words
+  return candidate.__name__ in ("epsilon", "event") or any(
+    word in candidate.__name__ for word in words
   )
 
 
-def _computes(found: Any, name: str) -> bool:
+def _computes(candidate: Any, name: str) -> bool:
   """Whether a concrete class has a method or a property of that name, not a field."""
-  if not _concrete(found, name):
+  if not _concrete(candidate, name):
     return False
-  value = inspect.getattr_static(found, name)
+  value = inspect.getattr_static(candidate, name)
   # A class there only names the kind of events, and computes none.
   return isinstance(value, property) or (callable(value) and not inspect.isclass(value))
 
 
-def _only(kind: Callable[[Any], bool], found: Mapping[str, Any]) -> dict[str, Any]:
-  return {name: one for name, one in sorted(found.items()) if kind(one)}
+def _only(kind: Callable[[Any], bool], candidates: Mapping[str, Any]) -> dict[str, Any]:
+  return {
+    name: candidate for name, candidate in sorted(candidates.items()) if kind(candidate)
+  }
 
 
 def _exported(package: ModuleType) -> dict[str, Any]:
@@ -155,73 +161,75 @@ def _exported(package: ModuleType) -> dict[str, Any]:
 def _accountants() -> dict[str, Any]:
   """Returns everything that adds up, amplifies or composes: accounting, and ledgers of
   mechanisms."""
-  found = _only(states_epsilon, public(dpjax.accounting))
-  found |= _only(lambda one: _concrete(one, "spend"), public(dpjax.mechanisms))
-  return found | {"amplified_delta": dpjax.accounting.shuffle.amplified_delta}
+  accountants = _only(states_epsilon, public(dpjax.accounting))
+  accountants |= _only(
+    lambda candidate: _concrete(candidate, "spend"), public(dpjax.mechanisms)
+  )
+  return accountants | {"amplified_delta": dpjax.accounting.shuffle.amplified_delta}
 
 
-ROOMS: dict[str, Room] = {
-  "mechanisms": Room(
+PACKAGES: dict[str, Package] = {
+  "mechanisms": Package(
     lambda: _only(is_mechanism, public(dpjax.mechanisms)),
     lambda name, kind: mechanisms.GAMES[name](kind),
     mechanisms.GAMES,
     {},
   ),
-  "samplers": Room(
+  "samplers": Package(
     _samplers,
     lambda name, kind: samplers.games(kind),
     {name: kind for name, kind in _samplers().items() if "small" in vars(kind)},
     {},
   ),
-  "transforms": Room(
+  "transforms": Package(
     lambda: _only(is_transform, _exported(dpjax.transforms)),
     transforms.games,
     transforms.GAMES,
     {},
   ),
-  "federated": Room(
+  "federated": Package(
     lambda: _only(is_federated, _exported(dpjax.federated)),
     federated.games,
     federated.GAMES,
     federated.NO_CLAIM,
   ),
-  "secure": Room(
+  "secure": Package(
     lambda: _only(is_federated, _exported(dpjax.secure)),
     lambda name, kind: secure.GAMES[name](kind),
     secure.GAMES,
     secure.NO_CLAIM,
   ),
-  "plans": Room(
+  "plans": Package(
     lambda: dict.fromkeys(plans.names()),
     lambda name, _: plans.GAMES[name](),
     plans.GAMES,
     plans.NO_CLAIM,
   ),
-  "training": Room(
+  "training": Package(
     lambda: _only(inspect.isfunction, _exported(dpjax.training)),
     lambda name, _: training.GAMES[name](),
     training.GAMES,
     training.NO_CLAIM,
   ),
-  "vertical": Room(
+  "vertical": Package(
     lambda: _only(states_epsilon, public(dpjax.secure.vertical)),
     lambda name, _: vertical.GAMES[name](),
     vertical.GAMES,
     vertical.NO_CLAIM,
   ),
-  "shares": Room(
+  "shares": Package(
     lambda: _only(states_epsilon, public(dpjax.secure.mpc)),
     lambda name, _: shares.GAMES[name](),
     shares.GAMES,
     shares.NO_CLAIM,
   ),
-  "accounting": Room(
+  "accounting": Package(
     lambda: _accountants(),
     lambda name, _: accounting.GAMES[name](),
     accounting.GAMES,
     accounting.NO_CLAIM,
   ),
-  "relevance": Room(
+  "relevance": Package(
     lambda: dict.fromkeys(relevance.names()),
     lambda name, _: relevance.GAMES[name](),
     relevance.GAMES,
@@ -230,25 +238,25 @@ ROOMS: dict[str, Room] = {
 }
 
 
-def uncovered(room: str, found: Mapping[str, Any] | None = None) -> list[str]:
+def uncovered(package: str, exported: Mapping[str, Any] | None = None) -> list[str]:
   """Subjects without a game and without a reason for having none.
 
   >>> uncovered("mechanisms")
   []
   """
-  validate.one_of(ROOMS, room=room)
-  known = ROOMS[room]
-  names = known.find() if found is None else found
+  validate.one_of(PACKAGES, package=package)
+  known = PACKAGES[package]
+  names = known.find() if exported is None else exported
   return [
     name for name in names if name not in known.covered and name not in known.no_claim
   ]
 
 
-def stale(room: str) -> list[str]:
+def stale(package: str) -> list[str]:
   """Games and reasons without a subject, and subjects that have both."""
-  known = ROOMS[room]
-  found = ROOMS[room].find()
-  gone = [name for name in (*known.covered, *known.no_claim) if name not in found]
+  known = PACKAGES[package]
+  exported = PACKAGES[package].find()
+  gone = [name for name in (*known.covered, *known.no_claim) if name not in exported]
   return gone + [name for name in known.covered if name in known.no_claim]
 
 
@@ -296,8 +304,8 @@ def stated_anywhere() -> frozenset[str]:
     f"{module.__name__}.{name}"
     for module in _modules(dpjax)
     if not module.__name__.startswith(_ATTACKS)
-    for name, found in _own(module).items()
-    if states_epsilon(found)
+    for name, value in _own(module).items()
+    if states_epsilon(value)
   )
 
 
@@ -307,10 +315,10 @@ def row_of(full_name: str) -> str:
   if full_name in ELSEWHERE:
     return ELSEWHERE[full_name]
   name = full_name.rpartition(".")[2]
-  for room, known in ROOMS.items():
-    found = known.find().get(name)
-    if found is not None and f"{found.__module__}.{name}" == full_name:
-      return f"{room}.{name}" if name in known.covered else known.no_claim.get(name, "")
+  for package, known in PACKAGES.items():
+    subject = known.find().get(name)
+    if subject is not None and f"{subject.__module__}.{name}" == full_name:
+      return f"{package}.{name}" if name in known.covered else known.no_claim.get(name, "")
   return ""
 
 
@@ -325,17 +333,19 @@ def subjects(only: str = "") -> tuple[tuple[str, str], ...]:
   >>> subjects("Laplace")
   (('mechanisms', 'Laplace'),)
   """
-  every = [(room, name) for room, known in ROOMS.items() for name in known.covered]
+  every = [(package, name) for package, known in PACKAGES.items() for name in known.covered]
   chosen = [
-    (room, name) for room, name in every if only in ("", room, name, f"{room}.{name}")
+    (package, name)
+    for package, name in every
+    if only in ("", package, name, f"{package}.{name}")
   ]
   if not chosen:
-    names = [*ROOMS, *(name for _, name in every)]
+    names = [*PACKAGES, *(name for _, name in every)]
     validate.one_of(names, only=only)
     raise UserError("nothing is called that", field="only", value=only)
   return tuple(chosen)
 
 
-def games(room: str, name: str) -> list[Game]:
+def games(package: str, name: str) -> list[Game]:
   """The games of one subject, the strongest first."""
-  return ROOMS[room].play(name, ROOMS[room].find().get(name))
+  return PACKAGES[package].play(name, PACKAGES[package].find().get(name))

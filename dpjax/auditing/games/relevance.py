@@ -38,7 +38,7 @@ from dpjax.relevance import labels as labels_lib
 from dpjax.relevance import record_noise as noise_lib
 from dpjax.relevance import rigorous, settings, train
 
-ROOM = "relevance"
+PACKAGE = "relevance"
 _RELATION = "replace_one"
 # Delta of the stages that need one.
 _DELTA = 0.01
@@ -56,7 +56,7 @@ def names() -> tuple[str, ...]:
     "relevance": settings.RELEVANCE_NOISE,
     "labels": settings.LABELS,
   }
-  return tuple(f"{kind}:{name}" for kind, found in kinds.items() for name in found)
+  return tuple(f"{kind}:{name}" for kind, methods in kinds.items() for name in methods)
 
 
 def _key(seed: int, world: int) -> Any:
@@ -72,8 +72,8 @@ def _features(name: str) -> Callable[..., list[Game]]:
     # If noise is redrawn for another release, only a difference shows it.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
-    def one(case: str, epsilon: float, worlds: Worlds) -> Game:
-      made = functools.cache(
+    def game_of(case: str, epsilon: float, worlds: Worlds) -> Game:
+      features = functools.cache(
         lambda: rigorous.feature_noise(_BETA, how, epsilon=epsilon, channels=1)
       )
 
@@ -86,12 +86,16 @@ def _features(name: str) -> Callable[..., list[Game]]:
         with np.errstate(over="ignore"):
           x = rigorous.clipped(np.tile(record[None], (n, 1)), _BETA, how)
         return noisy_records(
-          _key(seed, world), np.arange(n), x, made().scales, mechanism=made().mechanism
+          _key(seed, world),
+          np.arange(n),
+          x,
+          features().scales,
+          mechanism=features().mechanism,
         )
 
       delta = _DELTA if name in ("laplace_pld", "gaussian") else 0.0
       claims = (Claim(epsilon, delta),)
-      return Game(ROOM, f"features:{name}", case, _RELATION, claims, outputs, adversary)
+      return Game(PACKAGE, f"features:{name}", case, _RELATION, claims, outputs, adversary)
 
     corner = (
       ([1.0, 0.0], [0.0, 1.0]) if name == "laplace_clipped" else ([0.0] * 2, [1.0] * 2)
@@ -99,10 +103,10 @@ def _features(name: str) -> Callable[..., list[Game]]:
     corner = np.array(corner[0]), np.array(corner[1])
     far = (np.array([-1e30, 0.5]), np.array([1e30, 0.5]))
     return [
-      one("opposite corners", 1.0, corner),
-      one("opposite corners, high epsilon", 4.0, corner),
-      one("outside of the range", 1.0, (np.array([-3.0, 0.5]), np.array([4.0, 0.5]))),
-      one("-1e30, 1e30", 1.0, far),
+      game_of("opposite corners", 1.0, corner),
+      game_of("opposite corners, high epsilon", 4.0, corner),
+      game_of("outside of the range", 1.0, (np.array([-3.0, 0.5]), np.array([4.0, 0.5]))),
+      game_of("-1e30, 1e30", 1.0, far),
     ]
 
   return games
@@ -116,7 +120,7 @@ def _relevance(name: str) -> Callable[..., list[Game]]:
     # If noise is redrawn for another release, only a difference shows it.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
-    def one(case: str, epsilon: float, scores: Worlds) -> Game:
+    def game_of(case: str, epsilon: float, scores: Worlds) -> Game:
       def outputs(world: int, seed: int, n: int) -> np.ndarray:
         share = shares_lib.shares(np.asarray(scores[world])[None]).mean(axis=0)
         # Each entry has independent noise.
@@ -125,36 +129,36 @@ def _relevance(name: str) -> Callable[..., list[Game]]:
         return noisy_relevance(key, rows, num_records=1, epsilon=epsilon, delta=delta)
 
       claims = (Claim(epsilon, delta),)
-      return Game(ROOM, f"relevance:{name}", case, _RELATION, claims, outputs, adversary)
+      return Game(PACKAGE, f"relevance:{name}", case, _RELATION, claims, outputs, adversary)
 
     strange = (np.array([math.nan, 1.0]), np.array([1e300, -1e300]))
     return [
-      one("the other feature", 1.0, (np.array([1.0, 0.0]), np.array([0.0, -5.0]))),
-      one(
+      game_of("the other feature", 1.0, (np.array([1.0, 0.0]), np.array([0.0, -5.0]))),
+      game_of(
         "the other feature, high epsilon", 4.0, (np.array([1.0, 0.0]), np.array([0.0, 9.0]))
       ),
-      one("NaN, 1e300", 1.0, strange),
+      game_of("NaN, 1e300", 1.0, strange),
     ]
 
   return games
 
 
 def _responses(noisy_labels: Callable = labels_lib.noisy_labels) -> list[Game]:
-  def one(case: str, epsilon: float, labels: tuple[int, int]) -> Game:
+  def game_of(case: str, epsilon: float, labels: tuple[int, int]) -> Game:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
-      given = np.full(n, labels[world])
+      true_labels = np.full(n, labels[world])
       return noisy_labels(
-        _key(seed, world), np.arange(n), given, epsilon=epsilon, num_classes=_CLASSES
+        _key(seed, world), np.arange(n), true_labels, epsilon=epsilon, num_classes=_CLASSES
       )[:, None].astype(np.float64)
 
     claims = (Claim(epsilon, 0.0),)
     subject = "labels:randomized_response"
-    return Game(ROOM, subject, case, _RELATION, claims, outputs, frequency)
+    return Game(PACKAGE, subject, case, _RELATION, claims, outputs, frequency)
 
   return [
-    one("a singleton class", 0.5, (0, 2)),
-    one("high epsilon", 4.0, (1, 2)),
-    one("labels that there are not", 1.0, (-1, 99)),
+    game_of("a singleton class", 0.5, (0, 2)),
+    game_of("high epsilon", 4.0, (1, 2)),
+    game_of("labels that there are not", 1.0, (-1, 99)),
   ]
 
 
@@ -167,14 +171,14 @@ def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Inputs
   rows = data.from_arrays(np.asarray(x, np.float32), y, num_classes=_CLASSES)
   test = data.from_arrays(np.ones((2, 2), np.float32), [0, 1], num_classes=_CLASSES)
   net = models.build("linear", num_classes=_CLASSES)
-  streams = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 2**100 + 1)
+  keys = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 2**100 + 1)
   fields = {"training": settings.Training(num_epochs=2, batch_size=2), **fields}
   return relevance.Inputs(
     epsilon=epsilon,
     train=rows,
     test=test,
     nets=relevance.Nets(net, net, net, net),
-    streams=streams,
+    keys=keys,
     **fields,
   )
 
@@ -189,7 +193,7 @@ def _recorded(trainer: str) -> Any:
 def _method(name: str) -> Callable[..., list[Game]]:
   """Games on data whose other records have no gradient."""
 
-  def one(relation: str, attacked: Callable[[Any], Any]) -> Game:
+  def game_of(relation: str, attacked: Callable[[Any], Any]) -> Game:
     private = settings.Private(neighboring_relation=relation, delta=_DELTA)
     with _recorded("fit_private") as trainer:
       printed = relevance.run(name, "rigorous", _job(epsilon=1.0, private=private)).privacy
@@ -197,7 +201,7 @@ def _method(name: str) -> Callable[..., list[Game]]:
     plan = attacked(trainer.call_args_list[0].args[3])
     worlds = samplers.worlds(relation, 0.0)
     return plans.game(
-      ROOM,
+      PACKAGE,
       f"method:{name}",
       f"{relation}, alone",
       plan,
@@ -206,7 +210,9 @@ def _method(name: str) -> Callable[..., list[Game]]:
       delta=printed.delta,
     )
 
-  return lambda attacked=lambda plan: plan: [one(r, attacked) for r in settings.RELATIONS]
+  return lambda attacked=lambda plan: plan: [
+    game_of(r, attacked) for r in settings.RELATIONS
+  ]
 
 
 def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
@@ -220,15 +226,15 @@ def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
       return relevance.run("radp", "rigorous", _job(rigorous=how, epsilon=2.0))
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
-    made = run().noise
+    noise = run().noise
     details = run().privacy.details
     x = noisy_records(
       _key(seed, world),
       np.arange(n),
       np.tile(corners[world][None], (n, 1)),
-      made.scales,
-      mechanism=made.mechanism,
-      grid=made.grid,
+      noise.scales,
+      mechanism=noise.mechanism,
+      grid=noise.grid,
     )
     y = labels_lib.noisy_labels(
       _key(seed + 1, world),
@@ -241,7 +247,7 @@ def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
 
   claims = (Claim(2.0, 0.0),)
   case = "opposite corners with another label"
-  return [Game(ROOM, "method:radp", case, _RELATION, claims, outputs, linear)]
+  return [Game(PACKAGE, "method:radp", case, _RELATION, claims, outputs, linear)]
 
 
 _PLANNED = ("radp_dpsgd", "dpsgd", "tempered", "dp_adam", "dpdligdo", "dp_sgld")

@@ -27,7 +27,7 @@ from dpjax.plan import Plan
 from dpjax.sampling import Sampler
 from dpjax.types import NeighboringRelation
 
-ROOM = "samplers"
+PACKAGE = "samplers"
 OTHERS = 3
 STEPS = 2
 # Large noise, in multiples of the sensitivity.
@@ -44,18 +44,18 @@ def worlds(relation: str, others: float, *, rows: int = 1) -> tuple[np.ndarray, 
   >>> worlds("replace_one", 0.0)
   (array([-1.,  0.,  0.,  0.]), array([1., 0., 0., 0.]))
   """
-  rest = np.full(OTHERS, others)
+  unchanged = np.full(OTHERS, others)
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
-    return rest, np.append(np.ones(rows), rest)
+    return unchanged, np.append(np.ones(rows), unchanged)
   first = 0.0 if relation == NeighboringRelation.REPLACE_SPECIAL else -1.0
-  return np.append(np.full(rows, first), rest), np.append(np.ones(rows), rest)
+  return np.append(np.full(rows, first), unchanged), np.append(np.ones(rows), unchanged)
 
 
 def _games(
   subject: str, sampler: Any, make_plan: MakePlan, *, tag: str = "", **options: Any
 ) -> list[Game]:
   """Plays every relation on a batch without other records; the first one also among many."""
-  made = functools.partial(
+  build = functools.partial(
     make_plan,
     sampler=sampler,
     l2_clip_norm=0.5,
@@ -67,19 +67,19 @@ def _games(
   relations = sampler.proof.relations
   cases = [(relation, 0.0, MUCH) for relation in relations]
   cases.append((relations[0], -1.0, LITTLE))
-  return [_game(subject, made, *case, tag) for case in cases]
+  return [_game(subject, build, *case, tag) for case in cases]
 
 
 def _game(
-  subject: str, made: MakePlan, relation: str, others: float, z: float, tag: str
+  subject: str, build: MakePlan, relation: str, others: float, z: float, tag: str
 ) -> Game:
   # Replacing a record moves the sum by two clip norms.
   double = 2 if relation == NeighboringRelation.REPLACE_ONE else 1
-  plan = made(noise_multiplier=z * double, neighboring_relation=relation)
+  plan = build(noise_multiplier=z * double, neighboring_relation=relation)
   crowd = "against a crowd, little noise" if others else "alone"
   case = f"{relation}, {crowd}{tag}"
   sides = worlds(str(relation), others, rows=plan.sampler.rows_of_record)
-  return plans.game(ROOM, subject, case, plan, sides)
+  return plans.game(PACKAGE, subject, case, plan, sides)
 
 
 def games(kind: type[Sampler], make_plan: MakePlan = Plan) -> list[Game]:
@@ -87,13 +87,13 @@ def games(kind: type[Sampler], make_plan: MakePlan = Plan) -> list[Game]:
   participation is also played under correlated noise."""
   subject = kind.__name__
   settings = kind.small
-  found = []
-  for one in settings:
-    tag = f" ({', '.join(f'{k} {v}' for k, v in one.items())})"
-    found += _games(subject, kind(**one), make_plan, tag=tag)
+  all_games = []
+  for options in settings:
+    tag = f" ({', '.join(f'{k} {v}' for k, v in options.items())})"
+    all_games += _games(subject, kind(**options), make_plan, tag=tag)
   first = kind(**settings[0])
   if first.participation is not None:
     shape = NoiseShape(correlation=BandedToeplitz((1.0, 0.5)))
-    made = functools.partial(make_plan, noise_shape=shape)
-    found.append(_games(subject, first, made, tag=", banded noise")[0])
-  return found
+    build = functools.partial(make_plan, noise_shape=shape)
+    all_games.append(_games(subject, first, build, tag=", banded noise")[0])
+  return all_games

@@ -18,7 +18,7 @@ from dpjax import accounting, secure
 from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.secure.sums import PlainSum
 
-ROOM = "secure"
+PACKAGE = "secure"
 _CLIENTS = 3
 _LEAST = 2
 _DIM = 2
@@ -60,17 +60,17 @@ def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> lis
   Args:
     mechanism: mechanism whose event accounts for `kind`; None: a fine grid of two numbers.
   """
-  charged = the_mechanism() if mechanism is None else mechanism
+  accounted = the_mechanism() if mechanism is None else mechanism
 
   @functools.cache
   def aggregator(seed: int) -> Any:
-    return kind(PlainSum(min_survivors=_LEAST), charged, seed=seed)
+    return kind(PlainSum(min_survivors=_LEAST), accounted, seed=seed)
 
-  def one(case: str) -> Game:
+  def game_of(case: str) -> Game:
     relation, *worlds, size = _WORLDS[case]
 
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
-      messages = np.zeros((size, charged.dim), np.float32)
+      messages = np.zeros((size, accounted.dim), np.float32)
       messages[:, 0] = [-_FAR] * (size - 1) + [worlds[world]]
       run = aggregator(2 * seed + world)
       there = np.ones(size, bool)
@@ -79,11 +79,11 @@ def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> lis
 
     prices = claims(
       lambda delta: accounting.epsilon(
-        charged.event, delta=delta, neighboring_relation=relation, accountant="rdp"
+        accounted.event, delta=delta, neighboring_relation=relation, accountant="rdp"
       )
     )
     return Game(
-      ROOM,
+      PACKAGE,
       "skellam_mean",
       case,
       relation,
@@ -94,7 +94,7 @@ def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> lis
       at_once=_AT_ONCE,
     )
 
-  return [one(case) for case in _WORLDS]
+  return [game_of(case) for case in _WORLDS]
 
 
 GAMES: dict[str, Callable[[Kind], list[Game]]] = {"skellam_mean": skellam_games}

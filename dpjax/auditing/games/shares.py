@@ -16,7 +16,7 @@ import numpy as np
 from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.secure.mpc.output_noise import OutputNoise
 
-ROOM = "shares"
+PACKAGE = "shares"
 _REPLACE = "replace_one"
 _FAR = 1e30
 _NAN = float("nan")
@@ -57,7 +57,7 @@ def views(mechanism: OutputNoise, weights: np.ndarray, seed: int, n: int) -> np.
 
 
 def _output_noise(kind: Callable[..., Any] = OutputNoise) -> list[Game]:
-  def one(case: str) -> Game:
+  def game_of(case: str) -> Game:
     noise, numbers, data = _WORLDS[case]
     mechanism = kind(num_features=1, noise_multiplier=noise, **numbers)
 
@@ -73,10 +73,12 @@ def _output_noise(kind: Callable[..., Any] = OutputNoise) -> list[Game]:
       opened = getattr(mechanism, "views", functools.partial(views, mechanism))
       return opened(weights(world), 2 * seed + world, n).reshape(n, -1)
 
-    price = claims(lambda delta: mechanism.epsilon(delta=delta))
-    return Game(ROOM, "OutputNoise", case, _REPLACE, price, outputs, linear, draws=_SHARE)
+    claimed = claims(lambda delta: mechanism.epsilon(delta=delta))
+    return Game(
+      PACKAGE, "OutputNoise", case, _REPLACE, claimed, outputs, linear, draws=_SHARE
+    )
 
-  return [one(case) for case in _WORLDS]
+  return [game_of(case) for case in _WORLDS]
 
 
 GAMES: dict[str, Callable[..., list[Game]]] = {"OutputNoise": _output_noise}

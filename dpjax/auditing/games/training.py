@@ -25,7 +25,7 @@ from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
 from dpjax.types import Batch, Example, LossFn, Params
 
-ROOM = "training"
+PACKAGE = "training"
 _STEPS = 2
 _OTHERS = np.zeros(2)
 _WEIGHTS = np.array([[1.0, -2.0], [0.5, 1.0]], np.float32)
@@ -96,15 +96,15 @@ def _augmented() -> _Trained:
 
 
 def _runner(
-  made: Callable[[], _Trained], plan: Plan, *, whole: bool = False
+  build: Callable[[], _Trained], plan: Plan, *, whole: bool = False
 ) -> Callable[..., Any]:
   """Returns (keys [n], gradients [n, steps, slots], mask) -> projections [n, steps], or the
   change of all trained numbers, [n, steps, numbers]."""
-  trained = made()
+  trained = build()
   key = jax.random.key(0) if trained.augments else None
   one_record = Example(jnp.float32(1.0), jnp.int32(0), None)
 
-  def one(noise_key: Any, values: Any, masks: Any) -> Any:
+  def train_once(noise_key: Any, values: Any, masks: Any) -> Any:
     init, step = training.dp_sgd(
       trained.loss, plan, trained.tx, noise_key=noise_key, example_key=key
     )
@@ -121,30 +121,30 @@ def _runner(
 
     return jax.lax.scan(body, init(trained.params), (values, masks))[1]
 
-  return jax.jit(jax.vmap(one))
+  return jax.jit(jax.vmap(train_once))
 
 
 def _games(
-  subject: str, made: Callable[[], _Trained], make_plan: MakePlan = Plan
+  subject: str, build: Callable[[], _Trained], make_plan: MakePlan = Plan
 ) -> list[Game]:
   projected = [
     plans.game(
-      ROOM,
+      PACKAGE,
       subject,
       f"a record added, {crowd}",
       the_plan(make_plan),
       (others, np.append(1.0, others)),
-      runner=functools.partial(_runner, made),
+      runner=functools.partial(_runner, build),
     )
     for crowd, others in (("alone", _OTHERS), ("against others", _OTHERS - 1.0))
   ]
   whole = plans.game(
-    ROOM,
+    PACKAGE,
     subject,
     "a record added, every number seen",
     the_plan(make_plan),
     (_OTHERS, np.append(1.0, _OTHERS)),
-    runner=functools.partial(_runner, made, whole=True),
+    runner=functools.partial(_runner, build, whole=True),
   )
   return [*projected, dataclasses.replace(whole, adversary=repeats)]
 
@@ -157,7 +157,7 @@ _MADE: dict[str, Callable[[], _Trained]] = {
 }
 # Subject -> (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {
-  name: functools.partial(_games, name, made) for name, made in _MADE.items()
+  name: functools.partial(_games, name, build) for name, build in _MADE.items()
 }
 _OF_A_BATCH = "a loss of a whole batch, never private"
 _READS = "reads a state that is released"

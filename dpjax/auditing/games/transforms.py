@@ -24,7 +24,7 @@ from dpjax.noise import NoiseShape
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.noise.correlated.strategies import matrix
 
-ROOM = "transforms"
+PACKAGE = "transforms"
 STEPS = 2
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
@@ -87,7 +87,7 @@ def game(
 
   event = accounting.composed(accounting.gaussian_event(noise_multiplier), steps)
   cost = lambda d: accounting.epsilon(event, delta=d, neighboring_relation=relation)
-  return Game(ROOM, subject, case, relation, claims(cost), outputs, linear)
+  return Game(PACKAGE, subject, case, relation, claims(cost), outputs, linear)
 
 
 def _each(
@@ -118,16 +118,16 @@ _AWAY = (_FAR, 0.0)
 
 def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
   del base
-  made = lambda **options: lambda key: tx(**{**_NUMBERS, "key": key, **options})
-  one = functools.partial(game, "clip_and_noise")
-  plain = made()
-  twice = made(noise_multiplier=2 * _Z)
+  build = lambda **options: lambda key: tx(**{**_NUMBERS, "key": key, **options})
+  game_of = functools.partial(game, "clip_and_noise")
+  plain = build()
+  twice = build(noise_multiplier=2 * _Z)
   with_it, both = _present(_AWAY)[1]
   opposite = np.array([(-_FAR, 0.0)] * 2, np.float32)
   strange = {"1e30 added": (1e30, 1e30), "NaN added": (math.nan, 1.0)}
   return [
-    one("a record added, against another", plain, _present(_AWAY)),
-    one(
+    game_of("a record added, against another", plain, _present(_AWAY)),
+    game_of(
       "replaced by its opposite",
       twice,
       ((with_it, both), (opposite, both)),
@@ -135,8 +135,8 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
       noise_multiplier=2 * _Z,
     ),
     *_each("clip_and_noise", plain, strange | {"infinity added": (-math.inf, 0.0)}),
-    one("bfloat16 added", plain, _present(_AWAY, jnp.bfloat16)),
-    one(
+    game_of("bfloat16 added", plain, _present(_AWAY, jnp.bfloat16)),
+    game_of(
       "nobody, one record",
       plain,
       (
@@ -145,11 +145,11 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
       ),
     ),
     *[
-      one(f"{rule} clipping", made(l2_clip_norm=Clip(_CLIP, rule)), _present(_AWAY))
+      game_of(f"{rule} clipping", build(l2_clip_norm=Clip(_CLIP, rule)), _present(_AWAY))
       for rule in RULES
       if rule != "flat"
     ],
-    one("noise by group", _by_group(tx), _present((_FAR, _FAR))),
+    game_of("noise by group", _by_group(tx), _present((_FAR, _FAR))),
     _leaving("clip_and_noise", plain),
   ]
 
@@ -157,7 +157,7 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
 def _by_group(tx: Callable) -> Make:
   """Games with one group for each parameter, whose noise shares differ by a factor of four."""
   tree = lambda rows: {"a": rows[..., :1], "b": rows[..., 1:]}
-  whole = lambda found: jnp.concatenate([found["a"], found["b"]], axis=-1)
+  whole = lambda grads: jnp.concatenate([grads["a"], grads["b"]], axis=-1)
   # The root of the sum of squares is _CLIP.
   norms = {"a": _CLIP * 0.6, "b": _CLIP * 0.8}
   shape = NoiseShape(shares={"a": 0.2, "b": 0.8})
@@ -166,10 +166,10 @@ def _by_group(tx: Callable) -> Make:
   def make(key: Any) -> Any:
     inner = tx(**options, key=key)
 
-    def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
       rows = stacked(tree(updates.arrays))
-      found, state = inner.update(rows, state, tree(params), **given)
-      return whole(found), state
+      noisy, state = inner.update(rows, state, tree(params), **extra_args)
+      return whole(noisy), state
 
     init = lambda params: inner.init(tree(params))
     return optax.GradientTransformationExtraArgs(init, update)
@@ -233,8 +233,8 @@ def _in_first_slice(make: Make, key: Any) -> Any:
   """The transform, called with the batch and then with an empty one."""
   tx = make(key)
 
-  def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
-    mask = given["mask"] & (state.slices == 0)
+  def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+    mask = extra_args["mask"] & (state.slices == 0)
     return tx.update(updates, state, params, mask=mask)
 
   return optax.GradientTransformationExtraArgs(tx.init, update)

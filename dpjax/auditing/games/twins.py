@@ -117,14 +117,14 @@ NOT_PLANTED: dict[tuple[str, str], str] = {
 class BrokenTwin(NamedTuple):
   """A row of the audit with one fault."""
 
-  room: str
+  package: str
   subject: str
   plant: str
 
   @property
   def name(self) -> str:
     """Unique among all twins."""
-    return f"{self.room}.{self.subject}, {self.plant}"
+    return f"{self.package}.{self.subject}, {self.plant}"
 
   def games(self, *, sound: bool = False) -> list[Game]:
     """Returns the games of the row against the twin, the strongest one first.
@@ -133,7 +133,7 @@ class BrokenTwin(NamedTuple):
       sound: the same code without the fault.
     """
     plant = (SOUND if sound else PLANTS)[self.plant]
-    return ROOMS[self.room](self.subject, plant)
+    return PACKAGES[self.package](self.subject, plant)
 
 
 def twins(only: str = "") -> tuple[BrokenTwin, ...]:
@@ -146,8 +146,8 @@ def twins(only: str = "") -> tuple[BrokenTwin, ...]:
   ['noise', 'twice', 'key']
   """
   every = (
-    BrokenTwin(room, subject, plant)
-    for room, subject in registry.subjects(only)
+    BrokenTwin(package, subject, plant)
+    for package, subject in registry.subjects(only)
     for plant in PLANTS
   )
   return tuple(twin for twin in every if not reason(twin))
@@ -156,11 +156,11 @@ def twins(only: str = "") -> tuple[BrokenTwin, ...]:
 def reason(twin: BrokenTwin) -> str:
   """Returns the reason why there is no such twin; "" where there is one."""
   validate.one_of(PLANTS, plant=twin.plant)
-  names = (twin.room, f"{twin.room}.{twin.subject}")
-  found = [
+  names = (twin.package, f"{twin.package}.{twin.subject}")
+  reasons = [
     NOT_PLANTED[name, twin.plant] for name in names if (name, twin.plant) in NOT_PLANTED
   ]
-  return found[0] if found else ""
+  return reasons[0] if reasons else ""
 
 
 # --- mechanisms
@@ -208,12 +208,12 @@ class BrokenMechanism:
       others = (lambda shard: of_shard(data),)
     elif self._plant.copies > 1:
       seen = _counted(data, self._name, self._plant.copies)
-    found = self._broken(key, seen, *others)
+    first = self._broken(key, seen, *others)
     if not self._plant.keys:
-      return found
+      return first
     again = key if self._plant.keys == _REUSED else jax.random.fold_in(key, _FRESH_NUMBER)
     second = self._broken(again, self._public(data), *others)
-    return jax.tree.map(lambda a, b: jnp.stack([a, b]), found, second)
+    return jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
 
   def at_once(self, draw: Callable[..., Any], keys: Any, data: Any) -> Any:
     """Returns the releases [n, ...] of many keys.
@@ -224,13 +224,13 @@ class BrokenMechanism:
     seen = data
     if self._plant.copies > 1:
       seen = _counted(data, self._name, self._plant.copies)
-    found = draw(self._broken, keys, seen)
+    first = draw(self._broken, keys, seen)
     if not self._plant.keys:
-      return found
+      return first
     fresh = jax.vmap(lambda key: jax.random.fold_in(key, _FRESH_NUMBER))
     again = keys if self._plant.keys == _REUSED else fresh(keys)
     second = draw(self._broken, again, self._public(data))
-    return jax.tree.map(lambda a, b: jnp.stack([a, b], axis=1), found, second)
+    return jax.tree.map(lambda a, b: jnp.stack([a, b], axis=1), first, second)
 
   def _public(self, data: Any) -> np.ndarray:
     if self._name in _PUBLIC:
@@ -244,24 +244,24 @@ class BrokenMechanism:
 
 def _louder(settings: dict[str, Any], plant: Plant) -> dict[str, Any]:
   """Settings with the plant's actual noise, whatever is stated."""
-  found = dict(settings)
+  options = dict(settings)
   # Wider bounds with equally more budget leave the noise unchanged.
   louder = plant.clip / plant.noise
   for name in ("epsilon", "epsilon_values"):
-    if name in found:
-      found[name] *= louder
+    if name in options:
+      options[name] *= louder
   for name in ("noise_multiplier", "std", "check_std"):
-    if name in found:
-      found[name] /= louder
-  if "clip_norms" in found:
-    found["clip_norms"] = tuple(plant.clip * norm for norm in found["clip_norms"])
-  if "feature_norm" in found:
-    found["feature_norm"] *= plant.clip
-  if "upper" in found:
-    middle = (found["lower"] + found["upper"]) / 2
-    half = plant.clip * (found["upper"] - found["lower"]) / 2
-    found |= {"lower": middle - half, "upper": middle + half}
-  return found
+    if name in options:
+      options[name] /= louder
+  if "clip_norms" in options:
+    options["clip_norms"] = tuple(plant.clip * norm for norm in options["clip_norms"])
+  if "feature_norm" in options:
+    options["feature_norm"] *= plant.clip
+  if "upper" in options:
+    middle = (options["lower"] + options["upper"]) / 2
+    half = plant.clip * (options["upper"] - options["lower"]) / 2
+    options |= {"lower": middle - half, "upper": middle + half}
+  return options
 
 
 def _counted(data: Any, name: str, copies: int) -> Any:
@@ -273,8 +273,8 @@ def _counted(data: Any, name: str, copies: int) -> Any:
 
 def _mechanism(name: str, plant: Plant) -> list[Game]:
   kind = getattr(mechanisms, name)
-  made = lambda **settings: BrokenMechanism(kind, name, plant, settings)
-  return mechanism_games.GAMES[name](made)
+  build = lambda **settings: BrokenMechanism(kind, name, plant, settings)
+  return mechanism_games.GAMES[name](build)
 
 
 # --- plans and transforms
@@ -297,8 +297,8 @@ def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
       twice = lambda leaf: jnp.concatenate([leaf] * plant.copies)
       updates = gradients.stacked(jax.tree.map(twice, updates.arrays))
       mask = twice(mask)
-    found, after = tx.update(updates, state, params, mask=mask, **others)
-    return found, (state if plant.keys == _REUSED else after)
+    noisy, after = tx.update(updates, state, params, mask=mask, **others)
+    return noisy, (state if plant.keys == _REUSED else after)
 
   return optax.GradientTransformationExtraArgs(tx.init, update)
 
@@ -400,8 +400,8 @@ def _in_rounds(
     return sums(state, *jax.tree.map(twice, of_clients))
 
   def finish(summed: Any, state: Any) -> Any:
-    found, after = release(summed, state)
-    return found, (state if plant.keys == _REUSED else after)
+    released, after = release(summed, state)
+    return released, (state if plant.keys == _REUSED else after)
 
   return aggregation.summed(init, partial, finish, private=True, plan=plan)
 
@@ -434,12 +434,12 @@ def _client_noise(plant: Plant) -> Callable[..., Any]:
       keys = [jax.random.fold_in(key, n) if n else key for n, _ in plant.releases]
       return tuple(local.init(received, memory, *each) for each in zip(sizes, keys))
 
-    def step(received: Any, own: Any, x: Any, mask: Any) -> Any:
+    def step(received: Any, states: Any, x: Any, mask: Any) -> Any:
       seen = [jnp.zeros_like(x) if public else x for _, public in plant.releases]
-      return tuple(local.step(received, o, s, mask) for o, s in zip(own, seen))
+      return tuple(local.step(received, o, s, mask) for o, s in zip(states, seen))
 
-    def finish(received: Any, own: Any) -> Any:
-      return tuple(local.finish(received, one)[0] for one in own), None, None
+    def finish(received: Any, states: Any) -> Any:
+      return tuple(local.finish(received, state)[0] for state in states), None, None
 
     return local._replace(init=init, step=step, finish=finish)
 
@@ -478,17 +478,19 @@ def _skellam_mean(plant: Plant) -> Callable[..., Any]:
       "l2_clip_norm": plant.clip * mechanism.l2_clip_norm,
       "noise": dataclasses.replace(mechanism.noise, share_variance=variance),
     }
-    made = secure.skellam_mean(protocol, _Copied(**fields, copies=plant.copies), **options)
+    aggregator = secure.skellam_mean(
+      protocol, _Copied(**fields, copies=plant.copies), **options
+    )
     if not plant.keys:
-      return made
+      return aggregator
     away = 0 if plant.keys == _REUSED else _FRESH_NUMBER
 
     def update(messages: Any, mask: Any, state: int, weights: Any = None) -> Any:
-      first, after = made.update(messages, mask, state, weights)
-      second, _ = made.update(np.zeros_like(messages), mask, state + away, weights)
+      first, after = aggregator.update(messages, mask, state, weights)
+      second, _ = aggregator.update(np.zeros_like(messages), mask, state + away, weights)
       return np.concatenate([first, second]), after
 
-    return made._replace(update=update)
+    return aggregator._replace(update=update)
 
   return broken
 
@@ -500,11 +502,15 @@ def _secure(name: str, plant: Plant) -> list[Game]:
 # --- relevance
 
 
-def _released(one: Callable[[Any, bool], np.ndarray], key: Any, plant: Plant) -> np.ndarray:
+def _released(
+  answer: Callable[[Any, bool], np.ndarray], key: Any, plant: Plant
+) -> np.ndarray:
   """Returns [n, ...]: one(key, public) of every release, side by side."""
   keys = [jax.random.fold_in(key, n) if n else key for n, _ in plant.releases]
-  found = [one(own, public) for own, (_, public) in zip(keys, plant.releases)]
-  return found[0] if len(found) == 1 else np.concatenate(found, axis=-1)
+  answers = [
+    answer(release_key, public) for release_key, (_, public) in zip(keys, plant.releases)
+  ]
+  return answers[0] if len(answers) == 1 else np.concatenate(answers, axis=-1)
 
 
 def _noisy_records(plant: Plant) -> Callable[..., np.ndarray]:
@@ -512,11 +518,11 @@ def _noisy_records(plant: Plant) -> Callable[..., np.ndarray]:
     quiet = plant.noise * np.asarray(scales)
     wide = plant.clip * np.asarray(x)
 
-    def one(own: Any, public: bool) -> np.ndarray:
+    def release(release_key: Any, public: bool) -> np.ndarray:
       seen = np.zeros_like(wide) if public else wide
-      return record_noise.noisy_records(own, ids, seen, quiet, **options)
+      return record_noise.noisy_records(release_key, ids, seen, quiet, **options)
 
-    return _released(one, key, plant)
+    return _released(release, key, plant)
 
   return broken
 
@@ -525,32 +531,40 @@ def _noisy_relevance(plant: Plant) -> Callable[..., np.ndarray]:
   def broken(key: Any, relevance: Any, *, epsilon: float, **options: Any) -> np.ndarray:
     counted = plant.copies * np.asarray(relevance)
 
-    def one(own: Any, public: bool) -> np.ndarray:
+    def release(release_key: Any, public: bool) -> np.ndarray:
       seen = np.zeros_like(counted) if public else counted
-      return rigorous.noisy_relevance(own, seen, epsilon=epsilon / plant.noise, **options)
+      return rigorous.noisy_relevance(
+        release_key, seen, epsilon=epsilon / plant.noise, **options
+      )
 
-    return _released(one, key, plant._replace(copies=1))
+    return _released(release, key, plant._replace(copies=1))
 
   return broken
 
 
 def _answers(
-  plant: Plant, key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int
+  plant: Plant, key: Any, ids: Any, true_labels: Any, *, epsilon: float, num_classes: int
 ) -> np.ndarray:
   """Returns the noisy labels [n, releases] of every record."""
 
-  def one(own: Any, public: bool) -> np.ndarray:
-    seen = np.zeros_like(given) if public else given
+  def release(release_key: Any, public: bool) -> np.ndarray:
+    seen = np.zeros_like(true_labels) if public else true_labels
     loud = epsilon / plant.noise
-    noisy = labels.noisy_labels(own, ids, seen, epsilon=loud, num_classes=num_classes)
+    noisy = labels.noisy_labels(
+      release_key, ids, seen, epsilon=loud, num_classes=num_classes
+    )
     return np.asarray(noisy)[:, None]
 
-  return _released(one, key, plant)
+  return _released(release, key, plant)
 
 
 def _noisy_labels(plant: Plant) -> Callable[..., np.ndarray]:
-  def broken(key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int) -> Any:
-    answers = _answers(plant, key, ids, given, epsilon=epsilon, num_classes=num_classes)
+  def broken(
+    key: Any, ids: Any, true_labels: Any, *, epsilon: float, num_classes: int
+  ) -> Any:
+    answers = _answers(
+      plant, key, ids, true_labels, epsilon=epsilon, num_classes=num_classes
+    )
     # The game expects one label, so all answers of a record become one number.
     return answers @ (num_classes ** np.arange(answers.shape[1]))
 
@@ -577,15 +591,19 @@ def _accounting(name: str, plant: Plant) -> list[Game]:
     return accounting_games.GAMES[name](_reports(plant))
   which = "Laplace" if name == "BudgetLedger" else "Gaussian"
   kind = getattr(mechanisms, which)
-  made = lambda **settings: BrokenMechanism(kind, which, plant, settings)
-  return accounting_games.GAMES[name](made)
+  build = lambda **settings: BrokenMechanism(kind, which, plant, settings)
+  return accounting_games.GAMES[name](build)
 
 
 def _reports(plant: Plant) -> Callable[..., np.ndarray]:
   """All answers of a record are shuffled with the others'; answers on public data are not."""
 
-  def broken(key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int) -> Any:
-    answers = _answers(plant, key, ids, given, epsilon=epsilon, num_classes=num_classes)
+  def broken(
+    key: Any, ids: Any, true_labels: Any, *, epsilon: float, num_classes: int
+  ) -> Any:
+    answers = _answers(
+      plant, key, ids, true_labels, epsilon=epsilon, num_classes=num_classes
+    )
     return answers if plant.keys else answers.sum(axis=1)
 
   return broken
@@ -620,12 +638,12 @@ class _Statistics:
 
   def noisy(self, key: Any, vector: Any) -> jax.Array:
     """The noisy sums of all releases, concatenated."""
-    found = self._broken.noisy(key, vector)
+    first = self._broken.noisy(key, vector)
     if not self._plant.keys:
-      return found
+      return first
     again = key if self._plant.keys == _REUSED else jax.random.fold_in(key, _FRESH_NUMBER)
     second = self._broken.noisy(again, np.zeros(vector.shape))
-    return jnp.concatenate([found, second])
+    return jnp.concatenate([first, second])
 
 
 def _vertical(name: str, plant: Plant) -> list[Game]:
@@ -668,7 +686,7 @@ def _shares(name: str, plant: Plant) -> list[Game]:
   return shares_games.GAMES[name](lambda **settings: _Opened(plant, settings))
 
 
-ROOMS: dict[str, Callable[[str, Plant], list[Game]]] = {
+PACKAGES: dict[str, Callable[[str, Plant], list[Game]]] = {
   "mechanisms": _mechanism,
   "samplers": _sampler,
   "transforms": _transform,

@@ -12,7 +12,7 @@ import numpy as np
 from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.secure.vertical.linear_regression import PrivateStatistics
 
-ROOM = "vertical"
+PACKAGE = "vertical"
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
 _FAR = 1e30
@@ -34,26 +34,26 @@ _WORLDS: dict[str, tuple[str, float, tuple[Rows, Rows]]] = {
 
 
 def _statistics(kind: Callable[..., Any] = PrivateStatistics) -> list[Game]:
-  def one(case: str) -> Game:
+  def game_of(case: str) -> Game:
     relation, noise, clients = _WORLDS[case]
-    made = kind(
+    statistics = kind(
       noise_multiplier=noise, x_bound=1.0, y_bound=1.0, neighboring_relation=relation
     )
 
     @functools.cache
     def released() -> Any:
-      return jax.jit(jax.vmap(made.noisy, in_axes=(0, None)))
+      return jax.jit(jax.vmap(statistics.noisy, in_axes=(0, None)))
 
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
       keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-      vector = made.exact([_OTHER, clients[world]])
+      vector = statistics.exact([_OTHER, clients[world]])
       with jax.enable_x64(True):
         return np.asarray(released()(keys, vector))
 
-    price = claims(lambda delta: made.epsilon(delta=delta))
-    return Game(ROOM, "PrivateStatistics", case, relation, price, outputs, linear)
+    claimed = claims(lambda delta: statistics.epsilon(delta=delta))
+    return Game(PACKAGE, "PrivateStatistics", case, relation, claimed, outputs, linear)
 
-  return [one(case) for case in _WORLDS]
+  return [game_of(case) for case in _WORLDS]
 
 
 GAMES: dict[str, Callable[..., list[Game]]] = {"PrivateStatistics": _statistics}

@@ -94,26 +94,34 @@ def _truncated_law(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Law:
   return _Law(n, mean / n, variance, mean**2 / n, spread + again, most)
 
 
-def _law_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
+def _law_deviations(
+  draws: list[np.ndarray], distribution: _Law
+) -> Iterator[tuple[float, str]]:
   times = len(draws)
-  n = law.n
-  q = law.rate
+  n = distribution.n
+  q = distribution.rate
   sizes = np.array([d.size for d in draws], float)
-  yield _z(sizes.mean(), n * q, law.size_variance / times), "mean batch size"
-  spread = 2 * law.size_variance**2 / (times - 1)
-  yield _z(sizes.var(ddof=1), law.size_variance, spread), "variance of the batch size"
+  yield _z(sizes.mean(), n * q, distribution.size_variance / times), "mean batch size"
+  spread = 2 * distribution.size_variance**2 / (times - 1)
+  yield (
+    _z(sizes.var(ddof=1), distribution.size_variance, spread),
+    "variance of the batch size",
+  )
   counts = np.bincount(np.concatenate(draws), minlength=n).astype(float)
   expected = times * q * (1 - q)
   fourth = 2 * expected**2 + expected * (1 - 6 * q * (1 - q))
   yield _z(float(np.mean((counts - times * q) ** 2)), expected, fourth / n), "turn-taking"
   # given its size, a batch is uniform: early and late rows are equally likely
   ranks = np.concatenate(draws) - (n - 1) / 2
-  spread_of_size = (n * n * q - law.size_variance - (n * q) ** 2) / max(n - 1, 1)
+  spread_of_size = (n * n * q - distribution.size_variance - (n * q) ** 2) / max(n - 1, 1)
   rank_variance = times * spread_of_size * (n * n - 1) / 12
   yield _z(float(ranks.sum()), 0.0, rank_variance), "place in the data"
   overlaps = [np.intersect1d(a, b).size for a, b in itertools.pairwise(draws)]
-  mean_variance = law.overlap_variance / (times - 1)
-  yield _z(float(np.mean(overlaps)), law.overlap_mean, mean_variance), "overlap of batches"
+  mean_variance = distribution.overlap_variance / (times - 1)
+  yield (
+    _z(float(np.mean(overlaps)), distribution.overlap_mean, mean_variance),
+    "overlap of batches",
+  )
 
 
 def _most(counts: np.ndarray, times: int, chance: float) -> float:
@@ -136,13 +144,15 @@ def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
   return taken
 
 
-def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
+def _pair_deviations(
+  draws: list[np.ndarray], distribution: _Law
+) -> Iterator[tuple[float, str]]:
   """Tests that no two rows occur together more often than allowed."""
   times = len(draws)
-  n = law.n
-  taken = _taken(draws, law.n)
-  square = law.size_variance + (n * law.rate) ** 2
-  chance = min(1.0, max(0.0, (square - n * law.rate) / max(1, n * (n - 1))))
+  n = distribution.n
+  taken = _taken(draws, distribution.n)
+  square = distribution.size_variance + (n * distribution.rate) ** 2
+  chance = min(1.0, max(0.0, (square - n * distribution.rate) / max(1, n * (n - 1))))
   if n <= _PAIRED:
     together = np.triu(taken.T @ taken, 1)[np.triu_indices(n, 1)]
   else:
@@ -151,53 +161,59 @@ def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float
   yield _fewest(together, times, chance), "two rows, never together"
 
 
-def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
+def _run_deviations(subject: Subject, distribution: _Law) -> Iterator[tuple[float, str]]:
   """Tests that no step has an unlikely size, and no row occurs more often than allowed."""
   sizes = []
-  counts = np.zeros(law.n, int)
-  more = max(_DRAWS[1], _INDICES // max(law.n, 1))
-  for drawn in _of_run(subject, law.n, at_least=min(more, _ROWS)):
+  counts = np.zeros(distribution.n, int)
+  more = max(_DRAWS[1], _INDICES // max(distribution.n, 1))
+  for drawn in _of_run(subject, distribution.n, at_least=min(more, _ROWS)):
     sizes.append(drawn.size)
     counts[drawn] += 1
-  yield _most(counts, len(sizes), law.rate), "one row"
-  yield _fewest(counts, len(sizes), law.rate), "one row, left out"
-  yield _unlikely_size(sizes, law), "size of a batch"
-  yield _missing_sizes(sizes, law), "no size beyond those that were seen"
+  yield _most(counts, len(sizes), distribution.rate), "one row"
+  yield _fewest(counts, len(sizes), distribution.rate), "one row, left out"
+  yield _unlikely_size(sizes, distribution), "size of a batch"
+  yield _missing_sizes(sizes, distribution), "no size beyond those that were seen"
   # Sizes of more draws than are compared in pairs. Truncated sizes have less variance.
   seen = np.array(sizes, float)
   times = len(sizes)
-  yield _z(seen.mean(), law.n * law.rate, law.size_variance / times), "mean size in the run"
+  yield (
+    _z(seen.mean(), distribution.n * distribution.rate, distribution.size_variance / times),
+    "mean size in the run",
+  )
   if times > 1:
-    spread = 2 * law.size_variance**2 / (times - 1)
-    yield _z(seen.var(ddof=1), law.size_variance, spread), "variance of sizes in the run"
+    spread = 2 * distribution.size_variance**2 / (times - 1)
+    yield (
+      _z(seen.var(ddof=1), distribution.size_variance, spread),
+      "variance of sizes in the run",
+    )
 
 
-def _unlikely_size(sizes: list[int], law: _Law) -> float:
+def _unlikely_size(sizes: list[int], distribution: _Law) -> float:
   """z of the least likely size."""
-  mean = law.n * law.rate
+  mean = distribution.n * distribution.rate
   most = np.array([min(sizes), max(sizes)])
-  if law.size_variance < 1e-9:
+  if distribution.size_variance < 1e-9:
     return 0.0 if (np.abs(most - mean) < 1e-6).all() else math.inf
-  tails: list[Any] = [stats.binom.cdf(most[0], law.n, law.rate)]
-  if law.capacity is None:
-    tails.append(stats.binom.sf(most[1] - 1, law.n, law.rate))
-  elif most[1] > law.capacity:
+  tails: list[Any] = [stats.binom.cdf(most[0], distribution.n, distribution.rate)]
+  if distribution.capacity is None:
+    tails.append(stats.binom.sf(most[1] - 1, distribution.n, distribution.rate))
+  elif most[1] > distribution.capacity:
     tails.append(0.0)
   p = float(min(tails)) * 2 * len(sizes)
   return float(stats.norm.isf(min(1.0, p) / 2))
 
 
-def _missing_sizes(sizes: list[int], law: _Law) -> float:
+def _missing_sizes(sizes: list[int], distribution: _Law) -> float:
   """z of never observing a smaller or a larger size, as with batches that are cut or filled
   up.
 
   The mean and the variance of sizes hardly move where the cut is far out.
   """
-  if law.size_variance < 1e-9:
+  if distribution.size_variance < 1e-9:
     return 0.0
-  smaller = float(stats.binom.cdf(min(sizes) - 1, law.n, law.rate))
-  larger = float(stats.binom.sf(max(sizes), law.n, law.rate))
-  if law.capacity is not None and max(sizes) >= law.capacity:
+  smaller = float(stats.binom.cdf(min(sizes) - 1, distribution.n, distribution.rate))
+  larger = float(stats.binom.sf(max(sizes), distribution.n, distribution.rate))
+  if distribution.capacity is not None and max(sizes) >= distribution.capacity:
     # No larger size exists.
     larger = 0.0
   # In the logarithm, because so small a chance may underflow.
@@ -227,29 +243,34 @@ def sampler_law(subject: Subject) -> Row:
   n = len(subject.train)
   if subject.plan.sampler.participation is not None:
     return _participation(subject, name, n)
-  if subject.plan.sampler.law == "shuffled":
+  if subject.plan.sampler.scheme == "shuffled":
     return _once_an_epoch(subject, name, n)
   event: Any = subject.plan.sum_event(0)
   if isinstance(event, RandomAllocationDpEvent):
     return _once_a_pass(subject, name, n, event.num_steps)
-  law = _law(event, n)
-  if law is None:
+  distribution = _law(event, n)
+  if distribution is None:
     return _no_oftener(subject, name, n, event)
-  found = []
+  deviations = []
   draws = []
   for steps in _stretches(subject.plan, n):
     drawn = _drawn(subject, n, steps)
-    found += _law_deviations(drawn, law)
+    deviations += _law_deviations(drawn, distribution)
     draws += drawn
-  found += [*_pair_deviations(draws, law), *_run_deviations(subject, law)]
+  deviations += [
+    *_pair_deviations(draws, distribution),
+    *_run_deviations(subject, distribution),
+  ]
   twice = sum(d.size - np.unique(d).size for d in draws)
-  found += [
+  deviations += [
     (math.inf if twice else 0.0, "repetitions"),
     (_most_alike(draws, n), "likeness"),
   ]
-  worst, what = max(found)
+  worst, what = max(deviations)
   many = len(draws)
-  return row(name, worst, _Z, f"largest z of {len(found)} laws over {many} draws: {what}")
+  return row(
+    name, worst, _Z, f"largest z of {len(deviations)} laws over {many} draws: {what}"
+  )
 
 
 def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
@@ -262,17 +283,22 @@ def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
   # A different step of each pass, since steps of one pass are not independent.
   draws = _drawn(subject, n, (turn * length + turn % length for turn in range(times)))
-  law = _law(dpa.PoissonSampledDpEvent(1 / length, dpa.NoOpDpEvent()), n)
-  assert law is not None
-  found = [*_law_deviations(draws, law), *_pair_deviations(draws, law)]
-  found.append((_most_alike(draws, n), "likeness"))
+  distribution = _law(dpa.PoissonSampledDpEvent(1 / length, dpa.NoOpDpEvent()), n)
+  assert distribution is not None
+  deviations = [
+    *_law_deviations(draws, distribution),
+    *_pair_deviations(draws, distribution),
+  ]
+  deviations.append((_most_alike(draws, n), "likeness"))
   for turn in (0, 1, times):
     whole = np.concatenate(_drawn(subject, n, range(turn * length, (turn + 1) * length)))
     once = np.array_equal(np.sort(whole), np.arange(n))
-    found.append((0.0 if once else math.inf, f"every example once in pass {turn}"))
-  worst, what = max(found)
-  told = f"largest z of {len(found)} laws over {times} passes of {length} steps: {what}"
-  return row(name, worst, _Z, told)
+    deviations.append((0.0 if once else math.inf, f"every example once in pass {turn}"))
+  worst, what = max(deviations)
+  detail = (
+    f"largest z of {len(deviations)} laws over {times} passes of {length} steps: {what}"
+  )
+  return row(name, worst, _Z, detail)
 
 
 def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
@@ -286,40 +312,40 @@ def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
   chance = kind_of(event).joining_prob(event)
   if chance is None:
     unsampled = isinstance(event, dpa.GaussianDpEvent)
-    charged = (
+    accounted = (
       "no sampling is charged" if unsampled else "how often an example comes is not tested"
     )
-    told = f"examples drawn again in the same step, of {times} steps; {charged}"
-    return row(name, twice, 0, told)
+    detail = f"examples drawn again in the same step, of {times} steps; {accounted}"
+    return row(name, twice, 0, detail)
   length = subject.plan.sampler.steps_per_event
   if length > 1:
     return _seldom_in_a_pass(subject, name, n, chance, length)
   counts = np.bincount(np.concatenate(draws), minlength=n)
-  told = (
+  detail = (
     f"z of the example that came oftenest in {times} steps; charged: {chance:.4g} of them"
   )
-  return row(name, math.inf if twice else _most(counts, times, chance), _Z, told)
+  return row(name, math.inf if twice else _most(counts, times, chance), _Z, detail)
 
 
 def _seldom_in_a_pass(
   subject: Subject, name: str, n: int, chance: float, length: int
 ) -> Row:
   """Checks that no example comes twice in a pass, nor in more passes than its event says."""
-  found = []
+  deviations = []
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
   # Each place of a pass by itself. With fixed blocks an example occurs at one place only,
   # and counts over several places would be far below the bound.
   for place in {0, length // 2, length - 1}:
     draws = _drawn(subject, n, (turn * length + place for turn in range(times)))
     counts = np.bincount(np.concatenate(draws), minlength=n)
-    found.append((_most(counts, times, chance), f"oftenest at place {place}"))
+    deviations.append((_most(counts, times, chance), f"oftenest at place {place}"))
   for turn in (0, 1, times):
     whole = np.concatenate(_drawn(subject, n, range(turn * length, (turn + 1) * length)))
     once = whole.size == np.unique(whole).size
-    found.append((0.0 if once else math.inf, f"no example twice in pass {turn}"))
-  worst, what = max(found)
-  told = f"largest z of {len(found)} over {times} passes of {length} steps: {what}"
-  return row(name, worst, _Z, f"{told}; charged: {chance:.4g} of the passes")
+    deviations.append((0.0 if once else math.inf, f"no example twice in pass {turn}"))
+  worst, what = max(deviations)
+  detail = f"largest z of {len(deviations)} over {times} passes of {length} steps: {what}"
+  return row(name, worst, _Z, f"{detail}; charged: {chance:.4g} of the passes")
 
 
 def _overlap_law(a: Any, b: Any, n: int) -> tuple[Any, Any]:
@@ -349,26 +375,28 @@ def sampler_seed(subject: Subject) -> Row:
     return not_applicable(name, "every example takes part in every step")
   steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
   drawn = lambda seed: [np.asarray(subject.draw(n, seed=seed, step=t)) for t in steps]
-  own = drawn(SEED)
-  again = all(map(np.array_equal, own, drawn(SEED)))
-  found = [(0.0 if again else math.inf, "one seed, two outcomes")]
+  draws = drawn(SEED)
+  again = all(map(np.array_equal, draws, drawn(SEED)))
+  deviations = [(0.0 if again else math.inf, "one seed, two outcomes")]
   for seed in _OTHER_SEEDS:
-    found.append((_shared_z(own, drawn(seed), n), f"seeds {SEED} and {seed}"))
-  found.append(_unused_bits(subject, own, steps, n))
-  found.append(_few_seeds(subject, steps, n))
+    deviations.append((_shared_z(draws, drawn(seed), n), f"seeds {SEED} and {seed}"))
+  deviations.append(_unused_bits(subject, draws, steps, n))
+  deviations.append(_few_seeds(subject, steps, n))
   if plan.sampler.participation is None:
-    found.append((_comes_again(subject, n), "steps with one batch"))
-  worst, what = max(found)
-  return row(name, worst, _Z, f"z of what two draws share, largest of {len(found)}: {what}")
+    deviations.append((_comes_again(subject, n), "steps with one batch"))
+  worst, what = max(deviations)
+  return row(
+    name, worst, _Z, f"z of what two draws share, largest of {len(deviations)}: {what}"
+  )
 
 
 def _unused_bits(
-  subject: Subject, own: list[np.ndarray], steps: list[int], n: int
+  subject: Subject, draws: list[np.ndarray], steps: list[int], n: int
 ) -> tuple[float, str]:
   """Infinite where flipping a bit of the run's seed changes no batch."""
-  several = [i for i, drawn in enumerate(own) if _ways(drawn.size, n) > 1][:8]
+  several = [i for i, drawn in enumerate(draws) if _ways(drawn.size, n) > 1][:8]
   same = lambda i, seed: np.array_equal(
-    own[i], np.asarray(subject.draw(n, seed=seed, step=steps[i]))
+    draws[i], np.asarray(subject.draw(n, seed=seed, step=steps[i]))
   )
   width = subject.seed_bits
   idle = [
@@ -377,7 +405,7 @@ def _unused_bits(
     if several and all(same(i, SEED ^ 1 << bit) for i in several)
   ]
   # There are too few possible batches to decide.
-  if sum(_ways(own[i].size, n) for i in several) < 25:
+  if sum(_ways(draws[i].size, n) for i in several) < 25:
     return 0.0, "bits of the seed"
   return (math.inf if idle else 0.0), f"seeds that differ in bit {idle[:1]}"
 
@@ -409,13 +437,13 @@ def _ways(size: int, n: int) -> float:
   return float(ways - special.gammaln(n - size + 1))
 
 
-def _shared_z(own: list[np.ndarray], other: list[np.ndarray], n: int) -> float:
+def _shared_z(first: list[np.ndarray], other: list[np.ndarray], n: int) -> float:
   """z of the overlap between two seeds at equal steps, all steps together."""
-  shared = [np.intersect1d(a, b).size for a, b in zip(own, other)]
-  laws = [_overlap_law(a.size, b.size, n) for a, b in zip(own, other)]
-  if all(map(np.array_equal, own, other)) and any(a.size for a in own):
+  shared = [np.intersect1d(a, b).size for a, b in zip(first, other)]
+  moments = [_overlap_law(a.size, b.size, n) for a, b in zip(first, other)]
+  if all(map(np.array_equal, first, other)) and any(a.size for a in first):
     return math.inf
-  mean, variance = (float(sum(column)) for column in zip(*laws))
+  mean, variance = (float(sum(column)) for column in zip(*moments))
   return _z(float(sum(shared)), mean, variance)
 
 

@@ -31,9 +31,9 @@ _Z = 6.0
 def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans:
   """Returns the same mechanism with public norms, which most of these examples exceed."""
   private = {"clip_norms": (), "median_epsilon": _LOUD, "noise_multiplier": _QUIET}
-  found = dataclasses.replace(statistics, **private)(jax.random.key(SEED), x)
+  released = dataclasses.replace(statistics, **private)(jax.random.key(SEED), x)
   # Half the private norms, so that most examples are clipped.
-  norms = np.asarray(found.clip_norms, np.float64) / 2
+  norms = np.asarray(released.clip_norms, np.float64) / 2
   norms = tuple(float(norm) or 1.0 for norm in norms)
   return dataclasses.replace(statistics, clip_norms=norms, **changes)
 
@@ -49,15 +49,15 @@ def influence(subject: Subject) -> Row:
   exchanged = relation is NeighboringRelation.REPLACE_ONE
   key = jax.random.key(SEED)
   without = x if exchanged else x[1:]
-  found = quiet(key, without)
+  released = quiet(key, without)
   moves = []
   for factor in _FACTORS:
     changed = x.copy()
     changed[0] *= factor
     # Earlier releases are held fixed: each sum is checked given those before it.
-    after = quiet.after(key, changed, found)
-    pairs = zip(quiet.noisy_totals(found), quiet.noisy_totals(after))
-    moves += [float(np.linalg.norm(one - other)) for one, other in pairs]
+    after = quiet.after(key, changed, released)
+    pairs = zip(quiet.noisy_totals(released), quiet.noisy_totals(after))
+    moves += [float(np.linalg.norm(vector - other)) for vector, other in pairs]
   worst = max(moves) if np.isfinite(moves).all() else math.nan
   detail = f"largest move of a sum in clip norms, {relation}, one of {BATCH} examples"
   return row(_NAME[0], worst, (2 if exchanged else 1) + _SLACK, detail)
@@ -73,9 +73,9 @@ def noise_std(subject: Subject) -> Row:
   quiet = dataclasses.replace(public, noise_multiplier=_QUIET)
   drawn = []
   for key in jax.random.split(jax.random.key(SEED), _KEYS):
-    found = public(key, x)
-    exact = quiet.after(jax.random.key(SEED), x, found)
-    pairs = zip(public.noisy_totals(found), public.noisy_totals(exact))
+    released = public(key, x)
+    exact = quiet.after(jax.random.key(SEED), x, released)
+    pairs = zip(public.noisy_totals(released), public.noisy_totals(exact))
     drawn.append(np.concatenate([noisy - quietly for noisy, quietly in pairs]))
   values = np.stack(drawn) / statistics.noise_multiplier  # [keys, entries]
   energy = np.sum((values - values.mean(axis=0)) ** 2, axis=0)

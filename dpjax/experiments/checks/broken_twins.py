@@ -86,15 +86,15 @@ def attacked(
   nearest: Result | None = None
   for turn, count in enumerate(draws):
     for game in games:
-      found = play(game, num_draws=count, seed=seed + turn, confidence=confidence)
-      nearest = max([*found, *([nearest] if nearest else [])], key=_nearness)
+      results = play(game, num_draws=count, seed=seed + turn, confidence=confidence)
+      nearest = max([*results, *([nearest] if nearest else [])], key=_nearness)
       if nearest.refuted:
         break
     if nearest is not None and nearest.refuted:
       break
   assert nearest is not None
   return {
-    "what": f"{twin.room}.{twin.subject}",
+    "what": f"{twin.package}.{twin.subject}",
     "plant": twin.plant,
     "refuted": nearest.refuted,
     "case": nearest.game.case,

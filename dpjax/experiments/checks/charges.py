@@ -60,21 +60,21 @@ def _derived_epsilon(subject: Subject) -> float | None:
   relation = dpa.NeighboringRelation[NeighboringRelation(plan.neighboring_relation).name]
   if plan.sampler.participation is not None:
     counted, event, times = accountant(), *_event_of_matrix(plan)
-  elif plan.sampler.law == "shuffled":  # a Gaussian for each epoch, begun ones too
+  elif plan.sampler.scheme == "shuffled":  # a Gaussian for each epoch, begun ones too
     times = -(-plan.num_steps // (plan.sampler.num_examples // plan.sampler.batch_size))
     counted = accountant()
     event = dpa.GaussianDpEvent(_multiplier(plan) / _exchanged(plan))
-  elif plan.sampler.law in _SAMPLED:
-    event = _SAMPLED[plan.sampler.law](plan.sampler, _multiplier(plan))
+  elif plan.sampler.scheme in _SAMPLED:
+    event = _SAMPLED[plan.sampler.scheme](plan.sampler, _multiplier(plan))
     times = plan.num_steps
     only = {"truncated_poisson": PLDAccountant, "fixed_size": RdpAccountant}
-    accountant = only.get(plan.sampler.law, accountant)
+    accountant = only.get(plan.sampler.scheme, accountant)
     counted = accountant(neighboring_relation=relation)
   else:
     return None
   counted.compose(event, times)
   # a PLD of exchanged records reads multipliers relative to the clip norm
-  by_norm = plan.sampler.law in _SAMPLED and accountant is PLDAccountant
+  by_norm = plan.sampler.scheme in _SAMPLED and accountant is PLDAccountant
   for level in _levels_before(plan):
     event = dpa.GaussianDpEvent(level * (_exchanged(plan) if by_norm else 1))
     counted.compose(event, len(plan.statistics.vectors))
@@ -96,12 +96,14 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 def _levels_before(plan: Any) -> list[float]:
   """Noise multipliers of each vector in the statistics released first, relative to the
   sensitivity."""
-  found = plan.statistics
-  if found is None:
+  statistics = plan.statistics
+  if statistics is None:
     return []
-  levels = [found.noise_multiplier / _exchanged(plan)]
-  if not found.clip_norms:
-    levels.append(-0.5 / float(stats.norm.ppf(1 / (1 + math.exp(found.median_epsilon)))))
+  levels = [statistics.noise_multiplier / _exchanged(plan)]
+  if not statistics.clip_norms:
+    levels.append(
+      -0.5 / float(stats.norm.ppf(1 / (1 + math.exp(statistics.median_epsilon))))
+    )
   return levels
 
 
@@ -153,7 +155,9 @@ def agreement(subject: Subject) -> Row:
   derived = _derived_epsilon(subject)
   claimed = plan.epsilon()
   if derived is None:
-    return not_applicable(name, f"sampler={plan.sampler.law} is not derived a second time")
+    return not_applicable(
+      name, f"sampler={plan.sampler.scheme} is not derived a second time"
+    )
   off = abs(claimed - derived) / max(derived, 1e-12)
   shown = [accounting.upper(value, digits=5) for value in (claimed, derived)]
   detail = f"epsilon {shown[0]}, derived anew {shown[1]}, {plan.neighboring_relation}"
@@ -171,7 +175,9 @@ def overflow(subject: Subject) -> Row:
   epsilon = plan.epsilon()
   share = math.exp(np.logaddexp(0.0, epsilon) + each + math.log(plan.num_steps))
   allowed = OVERFLOW_SHARE * plan.delta
-  return row(name, share, allowed, f"delta for it, capacity {plan.sampler.slots}")
+  return row(
+    name, share, allowed, f"delta for it, capacity {plan.sampler.padded_batch_size}"
+  )
 
 
 def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
@@ -224,7 +230,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
     nothing = dataclasses.replace(offered, total=trees.scale(offered.total, 0))
     return update(number, state, nothing, jnp.zeros_like(mask))[1]
 
-  def one(states, gap_and_step):
+  def scan_step(states, gap_and_step):
     gap, step = gap_and_step
     seen = []
     after = []
@@ -248,7 +254,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
   def run():
     states = [subject.transform(key).init(p) for p in params]
     inputs = jnp.asarray(gaps), jnp.asarray(steps)
-    return jax.lax.scan(one, states, inputs)[1]
+    return jax.lax.scan(scan_step, states, inputs)[1]
 
   return np.asarray(run(), np.float64)
 
@@ -270,7 +276,11 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
 
   # The sum is the same each time, so any difference follows from the batch.
   first = update(BATCH, True)
-  for size, taken in ((BATCH, False), (1, True), (max(2, plan.sampler.slots), True)):
+  for size, taken in (
+    (BATCH, False),
+    (1, True),
+    (max(2, plan.sampler.padded_batch_size), True),
+  ):
     off = jax.tree.map(
       lambda a, b: np.sum((np.asarray(a, float) - np.asarray(b, float)) ** 2),
       first, update(size, taken),
@@ -303,9 +313,9 @@ def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
   yield float(promise.curve(config.num_steps)), "printed"
   left = promise.accounted_delta
   if left:
-    told = {"neighboring_relation": promise.relation, "accountant": promise.accountant}
+    options = {"neighboring_relation": promise.relation, "accountant": promise.accountant}
     event = promise.remaining_event(0)
-    yield accounting.epsilon(event, delta=left, **told), "of the steps from the first"
+    yield accounting.epsilon(event, delta=left, **options), "of the steps from the first"
     if config.num_steps <= _LEDGER_STEPS or subject.plan.steps_alike:
       events = [promise.step_event(step) for step in range(min(config.num_steps, 2))]
       events += [
@@ -314,7 +324,7 @@ def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
       ]
       if len(events) == config.num_steps:
         yield (
-          accounting.epsilon(accounting.joined(events), delta=left, **told),
+          accounting.epsilon(accounting.joined(events), delta=left, **options),
           "of a ledger",
         )
 
@@ -337,12 +347,14 @@ def stated(subject: Subject) -> Row:
     return Row(name, False, math.inf, 0.0, why)
   derived = _derived_epsilon(subject)
   if derived is None or sampling.assumption(plan.sampler):
-    return not_applicable(name, f"sampler={plan.sampler.law} is not derived a second time")
+    return not_applicable(
+      name, f"sampler={plan.sampler.scheme} is not derived a second time"
+    )
   asked = [(config.privacy.epsilon, "asked for")] if config.privacy.epsilon else []
-  found = [*_stated_epsilons(subject), *asked]
-  short = [(derived / max(epsilon, 1e-12) - 1, where) for epsilon, where in found]
+  epsilons = [*_stated_epsilons(subject), *asked]
+  short = [(derived / max(epsilon, 1e-12) - 1, where) for epsilon, where in epsilons]
   worst, where = max(short)
-  detail = f"relative, what is missing from one of {len(found)} epsilons: {where}"
+  detail = f"relative, what is missing from one of {len(epsilons)} epsilons: {where}"
   return row(name, max(0.0, worst), _EPSILON_SLACK, detail)
 
 
@@ -436,10 +448,10 @@ def _changed(value: Any, name: str = "") -> Iterator[Any]:
 
 def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
   """Yields the config with one field changed, for each field that affects the run."""
-  told = to_dict(config)
+  values = to_dict(config)
   # The file must exist: its bytes decide.
   elsewhere = (*config.where, "pretrained")
-  for name, value in [(name, told[name]) for name in told if name not in elsewhere]:
+  for name, value in [(name, values[name]) for name in values if name not in elsewhere]:
     part = getattr(config, name)
     if not dataclasses.is_dataclass(part):
       for other in _changed(value, name):
@@ -484,8 +496,8 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
       entry = changed.reshape(len(part), -1)[at, -1:]
       entry[...] = entry + np.ones((), x.dtype)
       yield f"one number of record {at}", dataclasses.replace(part, x=changed)
-      one = labels.reshape(len(part), -1)[at, :1]
-      one[...] = (one + 1) % max(2, part.num_classes)
+      first_label = labels.reshape(len(part), -1)[at, :1]
+      first_label[...] = (first_label + 1) % max(2, part.num_classes)
       yield f"the label of record {at}", dataclasses.replace(part, y=labels)
   # The data set does not allow this value.
   except UserError:
@@ -494,39 +506,39 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
 
 def _shared_keys(subject: Subject) -> Iterator[str]:
   """Fields of the config, and changes of the data, for which two runs share a key."""
-  assert subject.streams is not None
-  streams = subject.streams
+  assert subject.run_keys is not None
+  keys_of = subject.run_keys
   config = subject.config
   assert config is not None
   holders: dict[str, tuple[str, str]] = {}  # a key -> (field, config that has it)
 
-  def held(what: str, told: str, random: Any) -> Iterator[str]:
+  def held(what: str, settings: str, random: Any) -> Iterator[str]:
     for name in _identities(random):
-      before, text = holders.setdefault(name, (what, told))
-      if text != told:
+      before, text = holders.setdefault(name, (what, settings))
+      if text != settings:
         yield what if before in ("", what) else f"{before} and {what}"
 
-  yield from held("", _told(config), streams(config))
+  yield from held("", _told(config), keys_of(config))
   for name, other in _neighbours(config):
     try:
-      random = streams(other)
+      random = keys_of(other)
     # A path without code cannot run, and so has no keys.
     except UserError:
       continue
     yield from held(name, _told(other), random)
   for i, (what, changed) in enumerate(_other_data(subject.train)):
     whole = i == 0 and len(changed) == len(subject.train)
-    told = _told(config) if whole else f"other data {i}"
-    yield from held(f"data: {what}", told, streams(config, data.digest(changed)))
+    settings = _told(config) if whole else f"other data {i}"
+    yield from held(f"data: {what}", settings, keys_of(config, data.digest(changed)))
 
 
 def _poor_bits(subject: Subject) -> Iterator[str]:
   """Bits of the keys that are constant over too many seeds."""
-  assert subject.streams is not None and subject.config is not None
+  assert subject.run_keys is not None and subject.config is not None
   seeds = [dataclasses.replace(subject.config, seed=seed) for seed in range(_SEEDS)]
-  found = [subject.streams(config) for config in seeds]
+  keys = [subject.run_keys(config) for config in seeds]
   for name in ("noise", "local"):
-    words = [np.asarray(jax.random.key_data(getattr(one, name))).ravel() for one in found]
+    words = [np.asarray(jax.random.key_data(getattr(each, name))).ravel() for each in keys]
     bits = np.unpackbits(np.stack(words).view(np.uint8), axis=1)  # [seeds, bits]
     ones = bits.sum(axis=0)
     # Each bit of a good key is a fair coin over seeds.
@@ -539,28 +551,28 @@ def key_reuse(subject: Subject) -> Row:
   """Tests that runs that differ in one field share neither noise, nor augmentation, nor
   batches."""
   name = "no key serves twice"
-  if subject.streams is None or subject.config is None:
+  if subject.run_keys is None or subject.config is None:
     return not_applicable(name, "keys are the caller's own: one for each run")
-  random = subject.streams(subject.config)
+  random = subject.run_keys(subject.config)
   config = subject.config
-  own = _identities(random)
+  identities = _identities(random)
   shared = list(dict.fromkeys(_shared_keys(subject)))
   fewer = data.digest(subject.train.subset(slice(1, None)))
-  if not own.isdisjoint(_identities(subject.streams(config, fewer))):
+  if not identities.isdisjoint(_identities(subject.run_keys(config, fewer))):
     shared.append("one record of the data")
-  if len(own) < 3 or noise.key_id(random.init) in own:
+  if len(identities) < 3 or noise.key_id(random.init) in identities:
     shared.append("one key for two purposes")
   if random.sampler.bit_length() < 64:
     shared.append("a sampler seed of fewer than 64 bits")
   if config.release:
-    if not own.isdisjoint(_identities(subject.streams(config))):
+    if not identities.isdisjoint(_identities(subject.run_keys(config))):
       shared.append("release keys that follow from the config")
     if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):
       shared.append("release keys of fewer than 128 bits")
   else:
     shared += _poor_bits(subject)
-  found = f" ({', '.join(shared[:3])})" if shared else ""
-  return row(name, len(shared), 0, f"fields whose change keeps a key{found}")
+  shown = f" ({', '.join(shared[:3])})" if shared else ""
+  return row(name, len(shared), 0, f"fields whose change keeps a key{shown}")
 
 
 def white_box_audit(subject: Subject) -> Row:
@@ -581,13 +593,13 @@ def white_box_audit(subject: Subject) -> Row:
     key=noise_record.test_key(subject, 2),
     transform=subject.transform,
   )
-  found = auditing.one_run(scores, delta=plan.delta, confidence=_AUDIT_CONFIDENCE)
+  bound = auditing.one_run(scores, delta=plan.delta, confidence=_AUDIT_CONFIDENCE)
   detail = (
     f"epsilon that {number} gradient canaries in one run prove, with "
     f"{100 * _AUDIT_CONFIDENCE:g}% confidence, against the claim "
     f"(delta={accounting.upper(plan.delta)}, {plan.neighboring_relation})"
   )
-  return row(name, found, plan.epsilon(), detail)
+  return row(name, bound, plan.epsilon(), detail)
 
 
 CHECKS: tuple[Callable[[Subject], Row], ...] = (

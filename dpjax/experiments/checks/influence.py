@@ -76,7 +76,7 @@ def _put(batch: Any, rows: Any, change: Callable[[jax.Array], Any]) -> Any:
 
 
 def _scaled(tree: Any, factor: float) -> Any:
-  return _put(tree, ..., lambda own: own * factor)
+  return _put(tree, ..., lambda leaf: leaf * factor)
 
 
 # One compilation serves all checks of one subject.
@@ -115,7 +115,7 @@ def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
 def _scaled_one(batch: Any, j: int, factor: float) -> Any:
   """Scales example j alone: its term is as long as clipping allows, those of the others are
   not."""
-  return _put(batch, j, lambda own: own * factor)
+  return _put(batch, j, lambda leaf: leaf * factor)
 
 
 def _copied(batch: Any, j: int) -> Any:
@@ -154,16 +154,16 @@ def influence(subject: Subject) -> Row:
 def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
   """The same test on a full batch of equal examples. Their sum is the longest possible, so
   rounding shows."""
-  size = subject.plan.sampler.slots
+  size = subject.plan.sampler.padded_batch_size
   total = _total(subject)
-  own = _scaled(subject.batch(), _FACTORS[1])
-  alike = jax.tree.map(lambda leaf: leaf[np.zeros(size, int)], own)
+  scaled = _scaled(subject.batch(), _FACTORS[1])
+  alike = jax.tree.map(lambda leaf: leaf[np.zeros(size, int)], scaled)
   everyone = np.ones(size, bool)
   whole = total(subject.params, alike, everyone)
   for j in {0, size - 1}:
     if exchange:
-      put = lambda leaf, one, j=j: jnp.asarray(leaf).at[j].set(one[1])
-      other = jax.tree.map(put, alike, own)
+      put = lambda leaf, pair, j=j: jnp.asarray(leaf).at[j].set(pair[1])
+      other = jax.tree.map(put, alike, scaled)
       yield _norm(_minus(whole, total(subject.params, other, everyone)))
     else:
       yield _norm(_minus(whole, total(subject.params, alike, np.arange(size) != j)))
@@ -182,9 +182,9 @@ def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | N
 def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
   """(the contribution of example i alone, the expected one), in float64. Expected is its
   gradient times the published factor, or times the nearest factor in [0, 1]."""
-  one = jax.tree.map(lambda leaf: leaf[i : i + 1], batch)
-  term = _total(subject)(subject.params, one, np.ones(1, bool))
-  example = jax.tree.map(lambda leaf: leaf[0], one)
+  single_row = jax.tree.map(lambda leaf: leaf[i : i + 1], batch)
+  term = _total(subject)(subject.params, single_row, np.ones(1, bool))
+  example = jax.tree.map(lambda leaf: leaf[0], single_row)
   grads = _numpy(_own_grad(subject.loss_fn)(subject.params, example))
   clip = subject.plan.l2_clip_norm
 
@@ -246,7 +246,9 @@ def _own_grads(loss_fn: LossFn) -> Callable[..., Any]:
   """Returns (params, batch) -> gradients [B, ...], computed one example at a time."""
   return jax.jit(
     # One at a time, so that no example can affect another, as it may under vmap.
-    lambda params, batch: jax.lax.map(lambda one: jax.grad(loss_fn)(params, one), batch)
+    lambda params, batch: jax.lax.map(
+      lambda example: jax.grad(loss_fn)(params, example), batch
+    )
   )
 
 
@@ -255,7 +257,7 @@ def _scaled_total(gradient_of: Callable[..., Any], loss_fn: LossFn) -> Callable[
   """Returns (factor, params, batch, mask) -> the sum for the loss times the factor."""
 
   def total(factor, params, batch, mask):
-    scaled = lambda own, example: loss_fn(own, example) * factor
+    scaled = lambda params, example: loss_fn(params, example) * factor
     return gradient_of(scaled)(params, batch, mask).total
 
   return jax.jit(total)
@@ -307,14 +309,14 @@ def _regimes(subject: Subject) -> Iterator[tuple[str, Callable[..., Any], Any, A
   for factor in _FACTORS[1:2] if few else (*_FACTORS[1:], *_SMALL_FACTORS, -1.0):
     yield f"inputs x{factor:g}", total, params, _scaled(batch, factor)
     yield f"one input x{factor:g}", total, params, _scaled_one(batch, 1, factor)
-  for name, own in _fitted(subject, batch):
-    yield name, total, own, batch
+  for name, fitted_params in _fitted(subject, batch):
+    yield name, total, fitted_params, batch
   if subject.gradient_of is None:
     return
   scaled = _scaled_total(subject.gradient_of, subject.loss_fn)
   for factor in _SMALL_FACTORS:
-    by = lambda own, batch, mask, factor=factor: _numpy(
-      scaled(factor, own, batch, jnp.asarray(mask))
+    by = lambda params, batch, mask, factor=factor: _numpy(
+      scaled(factor, params, batch, jnp.asarray(mask))
     )
     yield f"losses x{factor:g}", by, params, batch
 
@@ -368,7 +370,7 @@ def any_mask(subject: Subject) -> Row:
       if not off <= worst:
         worst = off
         where = f"{name}, {int(mask.sum())} of {BATCH}"
-    least = min(_norm(one) for one in alone)
+    least = min(_norm(vector) for vector in alone)
     shortest = min(shortest, least or shortest)
   off, name = _by_another_route(subject)
   if not off <= worst:
@@ -390,7 +392,7 @@ def _by_another_route(subject: Subject) -> tuple[float, str]:
     return 0.0, ""
   own_grads = _own_grads(subject.loss_fn)
   total = _total(subject)
-  found = []
+  deviations = []
   more = 1 if trees.size(subject.params) > _LARGE else _MORE_BATCHES
   cases = [
     (f"examples {k}", subject.params, subject.batch(start=k)) for k in range(1, more)
@@ -401,8 +403,10 @@ def _by_another_route(subject: Subject) -> tuple[float, str]:
   for name, params, examples in cases:
     terms = _terms(subject, _numpy(own_grads(params, examples)))
     off = _off(total(params, examples, everyone), terms, everyone) / _NEAR
-    found.append((off if math.isfinite(off) else math.inf, f"{name}, by another route"))
-  return max(found)
+    deviations.append(
+      (off if math.isfinite(off) else math.inf, f"{name}, by another route")
+    )
+  return max(deviations)
 
 
 def padding(subject: Subject) -> Row:
@@ -411,7 +415,7 @@ def padding(subject: Subject) -> Row:
   batch = subject.batch()
   half = np.arange(BATCH) < BATCH // 2
 
-  filled = lambda value: _put(batch, slice(BATCH // 2, None), lambda own: value)
+  filled = lambda value: _put(batch, slice(BATCH // 2, None), lambda leaf: value)
   clean = total(subject.params, _copied(batch, BATCH - 1), half)
   moves = [
     _norm(_minus(total(subject.params, filled(value), half), clean))
@@ -428,7 +432,7 @@ def padding(subject: Subject) -> Row:
 def whole_batch(subject: Subject) -> Row:
   """Tests that a full batch is the sum of its parts of `BATCH`. One example is far beyond
   the clip; padding is NaN or an example. Large batches may use another algorithm."""
-  size = max(subject.plan.sampler.slots, 2 * BATCH)
+  size = max(subject.plan.sampler.padded_batch_size, 2 * BATCH)
   rng = np.random.default_rng(SEED)
   batch = _scaled_one(subject.batch(size), BATCH + 1, _FACTORS[-1])
   many = rng.random(size) < 0.75
@@ -454,7 +458,7 @@ def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
   total = _total(subject)
   # Examples pad the others.
   hole = np.flatnonzero(~mask)[::2]
-  batch = _put(batch, hole, lambda own: float("nan"))
+  batch = _put(batch, hole, lambda leaf: float("nan"))
   left = total(subject.params, batch, mask)
   for start in range(0, size, BATCH):
     take = np.arange(start, start + BATCH)
@@ -473,15 +477,15 @@ def _dropped_from_sum(subject: Subject) -> Iterator[float]:
   everyone = np.ones(BATCH, bool)
   for value in _SPOILT:
     for j in (0, BATCH - 1):
-      spoilt = _put(batch, j, lambda own, value=value: value)
-      own = own_grad(subject.params, jax.tree.map(lambda leaf, j=j: leaf[j], spoilt))
+      spoilt = _put(batch, j, lambda leaf, value=value: value)
+      grad = own_grad(subject.params, jax.tree.map(lambda leaf, j=j: leaf[j], spoilt))
       moved = _norm(
         _minus(
           total(subject.params, spoilt, everyone),
           total(subject.params, spoilt, _without(j)),
         )
       )
-      finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(_numpy(own)))
+      finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(_numpy(grad)))
       # A finite gradient may move the sum by its bound, which `influence` measures.
       yield moved if not finite else moved - subject.plan.l2_bound * (1 + _SLACK)
 
@@ -495,13 +499,13 @@ def _dropped_from_stack(subject: Subject) -> Iterator[float]:
   grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
   # The gradient of this loss is the example itself. It gives stacked gradients of any
   # value, in the type that the private transform accepts.
-  own = lambda params, example: jnp.stack(
+  stacked_grads = lambda params, example: jnp.stack(
     [jnp.sum(p * e) for p, e in zip(jax.tree.leaves(params), jax.tree.leaves(example))]
   ).sum()
 
   @jax.jit
   def update(grads, mask):
-    stacked = gradients.per_example_grads(own)(floats, grads)[1]
+    stacked = gradients.per_example_grads(stacked_grads)(floats, grads)[1]
     tx = subject.transform(key)
     return tx.update(stacked, tx.init(floats), floats, mask=mask)[0]
 
@@ -568,15 +572,15 @@ def no_memory(subject: Subject) -> Row:
       after(subject.params, other)[1:], after(subject.params, batch)[1:]
     ):
       worst = _worst([worst, _norm(_minus(seen, wanted)) / subject.plan.l2_bound])
-  told = f"clip norms that a batch moves any of the {later} sums after it"
-  return row("sum without memory", worst, _SLACK, told)
+  detail = f"clip norms that a batch moves any of the {later} sums after it"
+  return row("sum without memory", worst, _SLACK, detail)
 
 
 def _perturbations(batch: Any, j: int) -> Iterator[Any]:
   """Yields batches with example j changed: replaced by its neighbour, scaled, shifted."""
   exchanged = _copied(batch, j)
   yield exchanged
-  for change in (lambda own: own * -30 + 7, lambda own: own + 1e3):
+  for change in (lambda leaf: leaf * -30 + 7, lambda leaf: leaf + 1e3):
     moved = _put(batch, j, change)
     yield jax.tree.map(lambda a, b: a if _is_float(a) else b, moved, exchanged)
 
@@ -626,13 +630,13 @@ def _sum_leakage(subject: Subject) -> float:
   total = _total(subject)
   batch = subject.batch()
   worst = 0.0
-  own = np.arange(BATCH) == 0
-  rest = lambda b: _minus(
-    total(subject.params, b, np.ones(BATCH, bool)), total(subject.params, b, own)
+  first_only = np.arange(BATCH) == 0
+  others = lambda b: _minus(
+    total(subject.params, b, np.ones(BATCH, bool)), total(subject.params, b, first_only)
   )
-  clean = rest(batch)
+  clean = others(batch)
   for changed in _perturbations(batch, 0):
-    leak = _norm(_minus(rest(changed), clean)) / subject.plan.l2_bound
+    leak = _norm(_minus(others(changed), clean)) / subject.plan.l2_bound
     worst = max(worst, leak if np.isfinite(leak) else float("inf"))
   return worst
 
@@ -643,8 +647,8 @@ def cross_example(subject: Subject) -> Row:
   summed = _sum_leakage(subject)
   # The loss takes one example, so only the sum could mix.
   if subject.apply is None:
-    told = f"the others' gradients move by {summed:.1e} clip norms (<= {_SLACK:g})"
-    return row("no cross-example leakage", summed / _SLACK, 1.0, told)
+    detail = f"the others' gradients move by {summed:.1e} clip norms (<= {_SLACK:g})"
+    return row("no cross-example leakage", summed / _SLACK, 1.0, detail)
   x = jnp.asarray(subject.batch().x)
   model = cross_example_leakage(subject.apply, subject.params, x)
   return row(

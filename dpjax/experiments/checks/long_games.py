@@ -71,8 +71,8 @@ class Settings:
     resumable.check_asked(self.only, self.seed)
 
 
-def _name(room: str, subject: str) -> str:
-  return f"{room}.{subject}"
+def _name(package: str, subject: str) -> str:
+  return f"{package}.{subject}"
 
 
 def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
@@ -90,22 +90,24 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
   subjects = registry.subjects(settings.only)
   seconds = settings.minutes * 60 / len(subjects)
   todo = {
-    _name(room, subject): functools.partial(_subject, room, subject, seconds, settings.seed)
-    for room, subject in subjects
+    _name(package, subject): functools.partial(
+      _subject, package, subject, seconds, settings.seed
+    )
+    for package, subject in subjects
   }
   write = functools.partial(_write, settings, path)
   return resumable.played(todo, done, write=write, label="audit")
 
 
-def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, Any]:
+def _subject(package: str, subject: str, seconds: float, seed: int) -> dict[str, Any]:
   started = time.perf_counter()
-  games = registry.games(room, subject)
+  games = registry.games(package, subject)
   confidence = 1 - (1 - CONFIDENCE) / len(games)
   each = seconds / len(games)
   results = [r for game in games for r in _play(game, each, seed, confidence)]
   minutes = (time.perf_counter() - started) / 60
   return {
-    "what": _name(room, subject),
+    "what": _name(package, subject),
     "kind": "proved",
     "minutes": minutes,
     "can_refute": any(result.can_refute for result in results),
@@ -199,8 +201,8 @@ def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -
       "refuted": refuted(rows),
       "cannot_refute": idle(rows),
       "no_claim": {
-        _name(room, name): why
-        for room, known in registry.ROOMS.items()
+        _name(package, name): why
+        for package, known in registry.PACKAGES.items()
         for name, why in known.no_claim.items()
       },
       "rows": rows,

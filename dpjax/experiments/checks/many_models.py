@@ -81,19 +81,19 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   started = time.perf_counter()
   folder = pathlib.Path(out)
   _check_folder(settings, folder)
-  records, own, test = _parts(settings)
+  records, members, test = _parts(settings)
   model: Any = models.build("linear", num_classes=records.num_classes)
   loss_fn = losses.softmax_cross_entropy(model.apply)
   params = model.init(jax.random.key(settings.seed), jnp.zeros_like(records.x[:1]))
   if settings.initial == "worst_case":
-    params = auditing.fitted_params(loss_fn, params, own, **_FIT)
+    params = auditing.fitted_params(loss_fn, params, members, **_FIT)
   target = auditing.blank_target(model.apply, params, records)
   plan = _plan(settings)
   scores = _scores(settings, plan, loss_fn, params, records, target)
   level = {"delta": settings.delta, "confidence": settings.confidence}
   bounds = {name: auditing.METHODS[name](scores, **level) for name in _SHOWN}
   guesses = np.argmax(np.asarray(model.apply(params, jnp.asarray(test.x))), axis=-1)
-  found = {
+  result = {
     **dataclasses.asdict(settings),
     "epsilon_claimed": plan.epsilon(),
     "noise_multiplier": plan.noise_multiplier,
@@ -106,8 +106,8 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
     "versions": provenance.versions(),
   }
   folder.mkdir(parents=True, exist_ok=True)
-  writers.write_json(folder / RESULT, found)
-  return found
+  writers.write_json(folder / RESULT, result)
+  return result
 
 
 def _check_folder(settings: FinalModels, folder: pathlib.Path) -> None:
@@ -171,15 +171,15 @@ def _scores(
     )
 
 
-def line(found: dict[str, Any]) -> str:
+def line(result: dict[str, Any]) -> str:
   """Summarises the result in one line."""
-  said = "REFUTED" if found["refuted"] else "not refuted"
-  bounds = ", ".join(f"{lower(value)} ({name})" for name, value in found["bounds"].items())
+  said = "REFUTED" if result["refuted"] else "not refuted"
+  bounds = ", ".join(f"{lower(value)} ({name})" for name, value in result["bounds"].items())
   return (
-    f"{said}: {found['data']}, final model only, {found['initial']} initial parameters, "
-    f"{found['num_models']} models with the target and as many without: epsilon >= {bounds}, "
-    f"each with {100 * found['confidence']:.4g}% confidence, at delta={upper(found['delta'])}; "
-    f"claimed {upper(found['epsilon_claimed'])}; {found['minutes']:.1f} minutes"
+    f"{said}: {result['data']}, final model only, {result['initial']} initial parameters, "
+    f"{result['num_models']} models with the target and as many without: epsilon >= {bounds}, "
+    f"each with {100 * result['confidence']:.4g}% confidence, at delta={upper(result['delta'])}; "
+    f"claimed {upper(result['epsilon_claimed'])}; {result['minutes']:.1f} minutes"
   )
 
 
@@ -215,11 +215,11 @@ def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Data
       field="num_records",
       value=settings.num_records,
     )
-  own = train.subset(slice(kept, kept + _OWN))
-  blanks = np.zeros_like(own.x[: max(1, len(own) // 10)])
-  own = dataclasses.replace(
-    own,
-    x=np.concatenate([own.x, blanks]),
-    y=np.concatenate([own.y, np.zeros(len(blanks), own.y.dtype)]),
+  members = train.subset(slice(kept, kept + _OWN))
+  blanks = np.zeros_like(members.x[: max(1, len(members) // 10)])
+  members = dataclasses.replace(
+    members,
+    x=np.concatenate([members.x, blanks]),
+    y=np.concatenate([members.y, np.zeros(len(blanks), members.y.dtype)]),
   )
-  return train.subset(slice(0, kept)), own, test
+  return train.subset(slice(0, kept)), members, test

@@ -54,12 +54,12 @@ def _charged_multiplier(plan: Plan) -> float | None:
     return plan.noise_multiplier
   whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
   event = whole if plan.statistics is None else plan.sum_event(0)
-  charged = kind_of(event).gaussian_noise(event)
+  multiplier = kind_of(event).gaussian_noise(event)
   rule = plan.l2_clip_norm.rule
-  if charged is None or not rule.adapts:
-    return charged
+  if multiplier is None or not rule.adapts:
+    return multiplier
   # The accounting covers sum and query together. This is the sum's part.
-  return rule.sum_noise_multiplier(charged, plan.normalize_by)
+  return rule.sum_noise_multiplier(multiplier, plan.normalize_by)
 
 
 def _as_z(p: float, looked_at: int = 1) -> float:
@@ -159,13 +159,13 @@ def _powers_z(powers: Any, count: int) -> tuple[float, str]:
   """The same from sums of the first four powers."""
   first, second, third, fourth = (float(power) for power in powers)
   # Hermite polynomials, so each is uncorrelated with the others.
-  found = {
+  z_of = {
     "the mean": abs(first) / math.sqrt(count),
     "the skewness": abs(third - 3 * first) / math.sqrt(6 * count),
     "the fourth moment": abs(fourth - 6 * second + 3 * count) / math.sqrt(24 * count),
   }
-  what = max(found, key=lambda name: _nan_first((found[name], name)))
-  return found[what], what
+  what = max(z_of, key=lambda name: _nan_first((z_of[name], name)))
+  return z_of[what], what
 
 
 def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[float, str]]:
@@ -177,8 +177,8 @@ def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[fl
   for sign, most in ((-1, -seen.lowest), (1, seen.highest)):
     # P(no value beyond the largest one), and P(one this large), both to half a grid step.
     none = math.exp(-seen.count * float(stats.norm.sf(most + grid / 2)))
-    one = -math.expm1(-seen.count * float(stats.norm.sf(most - grid / 2)))
-    yield _as_z(2 * min(none, one), 2), f"the {'largest' if sign > 0 else 'least'} value"
+    z = -math.expm1(-seen.count * float(stats.norm.sf(most - grid / 2)))
+    yield _as_z(2 * min(none, z), 2), f"the {'largest' if sign > 0 else 'least'} value"
   for counts, side in zip(seen.beyond, ("below", "above")):
     for limit, count in zip(noise_record.THRESHOLDS, counts):
       few = seen.count * float(stats.norm.sf(limit + grid / 2))
@@ -236,9 +236,9 @@ def _span(recorded: Record) -> str:
   return f"{steps} steps{skipped} x {coordinates} coordinates"
 
 
-def _nan_first(found: tuple[float, str]) -> tuple[bool, float]:
+def _nan_first(pair: tuple[float, str]) -> tuple[bool, float]:
   """Sorts NaN above every number: it must never pass."""
-  return not math.isfinite(found[0]), found[0]
+  return not math.isfinite(pair[0]), pair[0]
 
 
 def _alike(a: np.ndarray, b: np.ndarray, skip: Callable | None = None) -> float:
@@ -335,10 +335,13 @@ def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[floa
   yield _alike(rows.T, rows.T, _below), "coordinates"
   yield _lowest_eigenvalue(rows), "coordinates together"
   for i, sums in enumerate(mine.sums):
-    rest = [leaf for j, leaf in enumerate(mine.sampled) if j != i]
-    rest += [leaf for j, leaf in enumerate(mine.sums) if j != i]
-    if rest and sums.shape[1]:
-      yield _alike(sums.T, np.concatenate(rest, axis=1).T), "leaves (sums over an axis)"
+    other_leaves = [leaf for j, leaf in enumerate(mine.sampled) if j != i]
+    other_leaves += [leaf for j, leaf in enumerate(mine.sums) if j != i]
+    if other_leaves and sums.shape[1]:
+      yield (
+        _alike(sums.T, np.concatenate(other_leaves, axis=1).T),
+        "leaves (sums over an axis)",
+      )
 
 
 def _ties(values: np.ndarray, std: float) -> float:
@@ -398,14 +401,16 @@ def noise_independence(subject: Subject) -> Row:
   # On a release's grid all values repeat.
   if subject.release:
     (plain,) = noise_record.records(subject, [noise_record.plain_keys])
-  found = [*_dependences(mine, other, std), *_copies(plain, std)]
-  found.append((_same_marks(plain, other if plain is mine else None), "steps, reordered"))
-  worst, what = max(found, key=_nan_first)
+  deviations = [*_dependences(mine, other, std), *_copies(plain, std)]
+  deviations.append(
+    (_same_marks(plain, other if plain is mine else None), "steps, reordered")
+  )
+  worst, what = max(deviations, key=_nan_first)
   return row(
     name,
     worst,
     _Z,
-    f"largest z of {len(found)} comparisons over {_span(mine)}, between {what}",
+    f"largest z of {len(deviations)} comparisons over {_span(mine)}, between {what}",
   )
 
 

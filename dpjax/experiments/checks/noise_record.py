@@ -170,7 +170,7 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
   factors = jnp.asarray(_factors(plan, np.arange(length)), jnp.float32)
   limits = np.asarray(THRESHOLDS, np.float32)
 
-  def one(key):
+  def tails_of_key(key):
     state, step = _updater(subject, key)
 
     def body(state, factor):
@@ -184,12 +184,12 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
 
     return jax.lax.scan(body, state, factors)[1]
 
-  run = jax.jit(jax.vmap(one))
-  found = [
+  run = jax.jit(jax.vmap(tails_of_key))
+  parts = [
     run(jnp.stack([keys(call * together + i) for i in range(together)]))
     for call in range(calls)
   ]
-  lowest, highest, below, above, powers = zip(*found)
+  lowest, highest, below, above, powers = zip(*parts)
   add = lambda arrays: np.sum(
     [np.asarray(part, np.float64).sum(axis=(0, 1)) for part in arrays], axis=0
   )
@@ -330,7 +330,7 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
   unit = subject.plan.normalize_by / _std(subject.plan)
   factors = _factors(subject.plan, steps)
 
-  def one(step, carry, inputs):
+  def scan_step(step, carry, inputs):
     (state, kept, seen), (gap, row, factor) = carry, inputs
     if gaps.any():
       # of a step that is passed over only the state is used: XLA draws no noise there
@@ -359,7 +359,9 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
     none = [(jnp.zeros(np.size(x)), jnp.zeros(np.size(x), jnp.int32)) for x in shapes]
     inputs = (jnp.asarray(gaps), jnp.asarray(rows), jnp.asarray(factors, jnp.float32))
     carry = (state, kept, none)
-    (_, kept, places), seen = jax.lax.scan(functools.partial(one, step), carry, inputs)
+    (_, kept, places), seen = jax.lax.scan(
+      functools.partial(scan_step, step), carry, inputs
+    )
     return (*seen, places, [all_rows[:whole] for all_rows in kept])
 
   return run

@@ -192,7 +192,7 @@ def check(
     transform=whole.transform if transform is None else transform,
     draw=plan.sampler.draw,
     apply=apply,
-    streams=None,
+    run_keys=None,
     params=params,
     train=rows,
     keyed=keyed,
@@ -215,7 +215,7 @@ def _try(subject: Subject) -> None:
   except UserError:
     raise
   except Exception as error:
-    told = f"{type(error).__name__}: {first_line(error)[:160]}"
+    reason = f"{type(error).__name__}: {first_line(error)[:160]}"
     raise UserError(
-      f"fails on one example of these data ({told})", field="loss_fn"
+      f"fails on one example of these data ({reason})", field="loss_fn"
     ) from error

@@ -58,9 +58,9 @@ def resumed(
   if not file.exists():
     return {}
   try:
-    found = json.loads(file.read_text())
-    same = {key: found[key] for key in ("settings", "versions")} == stated(settings)
-    named = [(name_of(row), row) for row in found["rows"]]
+    stored = json.loads(file.read_text())
+    same = {key: stored[key] for key in ("settings", "versions")} == stated(settings)
+    named = [(name_of(row), row) for row in stored["rows"]]
   # Not JSON, or JSON of another layout.
   except (ValueError, KeyError, TypeError):
     raise UserError(

@@ -31,10 +31,10 @@ def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
 def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
   """Describes the plan, guarantee and messages of a run on these records, without its
   outcome."""
-  assert subject.config is not None and subject.streams is not None
+  assert subject.config is not None and subject.run_keys is not None
   # canaries take records away, by coins
   config = dataclasses.replace(subject.config, audit=AuditConfig())
-  run = build.assemble(config, (train, train), subject.streams(config))
+  run = build.assemble(config, (train, train), subject.run_keys(config))
   stated = run.promise
   return {
     "plan": repr(run.plan),

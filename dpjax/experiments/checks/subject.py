@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayTree, LossFn
 
@@ -55,7 +55,7 @@ class Subject(NamedTuple):
   transform: Callable[[jax.Array], Any]  # key -> optax transformation
   draw: Callable[..., np.ndarray]  # (num_examples, seed=, step=) -> indices
   apply: Callable[[Any, Any], Any] | None  # (params, x [B, ...]) -> outputs [B, ...]
-  streams: Callable[..., Streams] | None  # (config, digest of other data than its own)
+  run_keys: Callable[..., RunKeys] | None  # (config, digest of other data than its own)
   params: Any
   train: Any  # len() and train[indices]
   keyed: bool = False  # whether the loss reads `example.key`
@@ -74,9 +74,9 @@ class Subject(NamedTuple):
   @property
   def seed_bits(self) -> int:
     """Bits of the run's type of sampler seed; 128 for an unknown type."""
-    if self.streams is None:
+    if self.run_keys is None:
       return 128
-    return -(-self.streams(self.config).sampler.bit_length() // 8) * 8
+    return -(-self.run_keys(self.config).sampler.bit_length() // 8) * 8
 
   def batch(self, size: int = BATCH, start: int = 0) -> ArrayTree:
     """Returns a few training examples, with keys if the loss needs them; leaves [size,

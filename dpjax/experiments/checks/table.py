@@ -31,8 +31,8 @@ from dpjax.experiments.checks.subject import Row as Row
 from dpjax.experiments.checks.subject import Subject as Subject
 from dpjax.experiments.kinds.central import build, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import streams
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run import run_keys
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import LossFn
 from dpjax.validate import UserError
 
@@ -53,7 +53,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     )
   loaded = build.load_data(config) if loaded is None else loaded
   whole = data.digest(loaded[0])
-  run = build.assemble(config, loaded, _streams(config, whole))
+  run = build.assemble(config, loaded, _run_keys(config, whole))
   plan = run.plan
 
   def clipped_grad(loss_fn: LossFn) -> gradients.ClippedGrad:
@@ -73,7 +73,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     transform=dataclasses.replace(plan, slices=1).transform,
     draw=plan.sampler.draw,
     apply=run.apply,
-    streams=lambda c, digest=whole: _streams(c, digest),
+    run_keys=lambda c, digest=whole: _run_keys(c, digest),
     params=run.params,
     train=run.train,
     keyed=run.keyed,
@@ -85,22 +85,22 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
   )
 
 
-def _streams(config: TrainConfig, digest: bytes) -> Streams:
-  return streams.fresh(config.seed) if config.release else build.streams(config, digest)
+def _run_keys(config: TrainConfig, digest: bytes) -> RunKeys:
+  return run_keys.fresh(config.seed) if config.release else build.run_keys(config, digest)
 
 
 def checks(checked: Subject) -> Iterator[Row]:
   """Yields every check in order. A check that raises an error fails."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
-  rooms = (influence, whole_step, noise_laws, *fitted, batches, charges, size_of_data)
-  for room in rooms:
-    for one in room.CHECKS:
+  modules = (influence, whole_step, noise_laws, *fitted, batches, charges, size_of_data)
+  for module in modules:
+    for check in module.CHECKS:
       try:
-        yield one(checked)
+        yield check(checked)
       except Exception as error:
         # The run's own code raised this, on inputs that training may meet.
-        told = f"ended in {type(error).__name__}: {first_line(error)[:200]}"
-        yield Row(one.__name__.replace("_", " "), False, math.inf, 0.0, told)
+        reason = f"ended in {type(error).__name__}: {first_line(error)[:200]}"
+        yield Row(check.__name__.replace("_", " "), False, math.inf, 0.0, reason)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -148,9 +148,9 @@ def table(rows: list[Row]) -> str:
   width = max(len(row.name) for row in rows)
   for row in rows:
     word, sign = ("pass", "<=") if row.passed else ("FAIL", "> ")
-    found = f"{row.measured:.4g} {sign} {row.bound:.4g}  "
-    word, found = ("n/a ", "") if row.passed is None else (word, found)
-    lines.append(f"{word}  {row.name:<{width}}  {found}{row.detail}")
+    numbers = f"{row.measured:.4g} {sign} {row.bound:.4g}  "
+    word, numbers = ("n/a ", "") if row.passed is None else (word, numbers)
+    lines.append(f"{word}  {row.name:<{width}}  {numbers}{row.detail}")
   return "\n".join(lines)
 
 

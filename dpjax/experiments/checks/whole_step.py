@@ -28,7 +28,7 @@ _WORK = 1e8  # batch sizes times parameters of all steps
 def _num_steps(subject: Subject) -> int:
   """Number of steps compared: fewer for a large model, whose steps are slow."""
   plan = subject.plan
-  most = int(_WORK / (plan.sampler.slots * max(trees.size(subject.params), 1)))
+  most = int(_WORK / (plan.sampler.padded_batch_size * max(trees.size(subject.params), 1)))
   # A norm rounded across an adaptive bound moves the bound, and every later step with it.
   most = _FEWEST if plan.l2_clip_norm.rule.adapts else min(max(most, _FEWEST), _MOST)
   return min(most, plan.num_steps)
@@ -38,7 +38,7 @@ def _batches(subject: Subject) -> Iterator[list[Batch]]:
   """Yields the slices of each step, padded batches of the run's own size: many examples,
   none, the last row alone, all, all with one not finite; then again."""
   slices = subject.plan.slices
-  size = sampling.slice_slots(subject.plan.sampler.slots, slices)
+  size = sampling.rows_of_slice(subject.plan.sampler.padded_batch_size, slices)
   rng = np.random.default_rng(SEED)
   for step in range(_num_steps(subject)):
     parts = []
@@ -100,13 +100,13 @@ class _Parts:
     self._held = (tx.init(subject.params), optimizer.init(subject.params))
 
     def step(params, held, parts):
-      state, own = held
+      state, opt_state = held
       grad_fn = _clipped_grad(subject, transforms.clip_scale(state))
       summed = _joined([grad_fn(params, part.examples, part.mask) for part in parts])
       mask = jnp.concatenate([part.mask for part in parts])
       noisy, state = tx.update(summed, state, params, mask=mask)
-      updates, own = optimizer.update(noisy, own, params)
-      return optax.apply_updates(params, updates), (state, own)
+      updates, opt_state = optimizer.update(noisy, opt_state, params)
+      return optax.apply_updates(params, updates), (state, opt_state)
 
     self._step = jax.jit(step)
 
@@ -163,8 +163,9 @@ def whole_step(subject: Subject) -> Row:
       worst = max(worst, off if math.isfinite(off) else math.inf)
     before = state.params
   rounding = 1e-6 * math.sqrt(trees.size(subject.params))
-  told = f"off by this share of what a step moves; {_num_steps(subject)} of {plan.num_steps} steps"
-  return row(_NAME, worst, _SLACK + rounding, told)
+  steps = f"{_num_steps(subject)} of {plan.num_steps} steps"
+  detail = f"off by this share of what a step moves; {steps}"
+  return row(_NAME, worst, _SLACK + rounding, detail)
 
 
 CHECKS = (whole_step,)

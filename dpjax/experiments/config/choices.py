@@ -85,16 +85,18 @@ class Choice:
     "automatic(gamma=0.1)"."""
     if not self.holds(value):
       return value
-    changed = ", ".join(f"{path}={one!r}" for path, (one, _) in set_fields(value).items())
+    changed = ", ".join(
+      f"{path}={value_there!r}" for path, (value_there, _) in set_fields(value).items()
+    )
     return f"{self.name(value)}({changed})" if changed else str(self.name(value))
 
   def owners(self) -> dict[str, list[str]]:
     """Returns field of a value -> names of the classes that have it."""
-    found: dict[str, list[str]] = {}
+    owners_of: dict[str, list[str]] = {}
     for name, kind in self.table.items():
       for field in dataclasses.fields(kind):
-        found.setdefault(field.name, []).append(name)
-    return found
+        owners_of.setdefault(field.name, []).append(name)
+    return owners_of
 
 
 def _is_frozen(kind: type) -> bool:
@@ -120,8 +122,8 @@ class Setting:
 
   def make(self, *args: Any, **named: Any) -> Any:
     """Calls the function with these arguments and the configured ones."""
-    own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-    return type(self).function(*args, **named, **own)
+    values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+    return type(self).function(*args, **named, **values)
 
   def __reduce__(self) -> Any:
     """Returns a recipe for pickle, which cannot find such a class by name: it is stored in
@@ -154,10 +156,13 @@ def settings(
   """
   # Only None needs the function's annotations: every other default shows its type.
   hints = typing.get_type_hints(function) if None in defaults.values() else {}
-  kinds = [(n, hints[n] if one is None else type(one), one) for n, one in defaults.items()]
+  kinds = [
+    (n, hints[n] if default is None else type(default), default)
+    for n, default in defaults.items()
+  ]
   # The caller's module, which another process must import to make the class again.
   module = sys._getframe(1).f_globals["__name__"]
-  made = _MADE.setdefault(module, [])
+  module_kinds = _MADE.setdefault(module, [])
   kind = dataclasses.make_dataclass(
     function.__name__,
     kinds,
@@ -166,11 +171,11 @@ def settings(
       "function": staticmethod(function),
       "__doc__": (documented or function).__doc__ or "",
       "__module__": module,
-      "_place": (module, len(made)),
+      "_place": (module, len(module_kinds)),
     },
     frozen=True,
   )
-  made.append(kind)
+  module_kinds.append(kind)
   return kind
 
 
@@ -205,8 +210,8 @@ def annotation_of(config: Any, path: str) -> Any:
 
 def choice_of(hint: Any) -> Choice | None:
   """Returns the choice attached to an annotation."""
-  found = getattr(hint, "__metadata__", ())
-  return next((one for one in found if isinstance(one, Choice)), None)
+  metadata = getattr(hint, "__metadata__", ())
+  return next((entry for entry in metadata if isinstance(entry, Choice)), None)
 
 
 def choice_at(kind: type, path: str) -> Choice | None:
@@ -216,7 +221,7 @@ def choice_at(kind: type, path: str) -> Choice | None:
   >>> list(choice_at(TrainConfig, "privacy.clipping").table)[0]
   'flat'
   """
-  into = lambda room, name: hints_of(room).get(name)
+  into = lambda section, name: hints_of(section).get(name)
   return choice_of(functools.reduce(into, path.split("."), kind))
 
 
@@ -274,16 +279,16 @@ def to_dict(config: Any) -> dict[str, Any]:
   >>> to_dict(PrivacyConfig(clipping="automatic"))["clipping"]
   {'name': 'automatic', 'gamma': 0.01}
   """
-  found: dict[str, Any] = {}
+  values: dict[str, Any] = {}
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     choice = choice_at(type(config), field.name)
     if dataclasses.is_dataclass(value):
       named = {} if choice is None else {"name": choice.name(value)}
-      found[field.name] = named | to_dict(value)
+      values[field.name] = named | to_dict(value)
     else:
-      found[field.name] = _plain(value)
-  return found
+      values[field.name] = _plain(value)
+  return values
 
 
 def name_of(config: Any, field: str) -> Any:

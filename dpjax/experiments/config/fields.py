@@ -64,7 +64,7 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
   >>> get(TrainConfig(), "privacy.delta"), get(TrainConfig(), "privacy.clipping")
   (1e-05, 'flat')
   """
-  head, _, rest = path.partition(".")
+  head, _, tail = path.partition(".")
   if isinstance(config, dict):
     value = config.get(head)
     choice = None
@@ -73,11 +73,11 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
     _check_field(config, head, name)
     value = getattr(config, head)
     choice = choice_at(type(config), head)
-  if choice is not None and not rest:
+  if choice is not None and not tail:
     return choice.told(value)
-  if choice is not None and rest in choice.owners():
-    return getattr(value, rest, None)
-  return get(value, rest, name=f"{name}.{head}") if rest else value
+  if choice is not None and tail in choice.owners():
+    return getattr(value, tail, None)
+  return get(value, tail, name=f"{name}.{head}") if tail else value
 
 
 def replace(config: Any, path: str, value: Any, *, name: str = "config") -> Any:
@@ -129,8 +129,8 @@ def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
   def change(hint: Any, at: str, old: Any) -> Any:
     if choice_of(hint) is None:
       return parse(text, hint, at)
-    given = _literal(text) if text.lstrip().startswith("{") else text
-    return check(_continued(given, hint, old), hint, at)
+    literal = _literal(text) if text.lstrip().startswith("{") else text
+    return check(_continued(literal, hint, old), hint, at)
 
   return _update(config, path, change, name)
 
@@ -158,9 +158,9 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
     _check_field(config, field, name)
     hint = hints[field]
     at = f"{name}.{field}"
-    rooms = [option for option in _members(hint) if dataclasses.is_dataclass(option)]
-    if choice_of(hint) is None and rooms and isinstance(value, dict):
-      value = from_dict(rooms[0], value, name=at)
+    sections = [option for option in _members(hint) if dataclasses.is_dataclass(option)]
+    if choice_of(hint) is None and sections and isinstance(value, dict):
+      value = from_dict(sections[0], value, name=at)
     config = _replaced(config, {field: check(_unwritten(value, hint), hint, at)}, name)
   return config
 
@@ -176,7 +176,9 @@ def _unwritten(value: Any, hint: Any) -> Any:
   if kind is not None:
     hints = hints_of(kind)
     return {key: _unwritten(entry, hints.get(key, Any)) for key, entry in value.items()}
-  if isinstance(value, list) and any(typing.get_origin(one) is tuple for one in members):
+  if isinstance(value, list) and any(
+    typing.get_origin(member) is tuple for member in members
+  ):
     return tuple(value)
   if float in members and value in ("inf", "-inf"):
     return float(value)
@@ -227,17 +229,17 @@ def parse(text: str, hint: Any, name: str) -> Any:
   return check(_literal(text), hint, name)
 
 
-def _continued(given: Any, hint: Any, old: Any) -> Any:
+def _continued(value: Any, hint: Any, old: Any) -> Any:
   """Returns a chosen name with those set fields of the old value that the new one has, too."""
   choice = choice_of(hint)
-  if choice is None or not isinstance(given, str):
-    return given
-  kind = choice.kind(given, "name")
+  if choice is None or not isinstance(value, str):
+    return value
+  kind = choice.kind(value, "name")
   if kind is None or not choice.holds(old):
-    return given
+    return value
   known = {field.name for field in dataclasses.fields(kind)}
   kept = {path: value for path, (value, _) in set_fields(old).items() if path in known}
-  return {"name": given, **kept}
+  return {"name": value, **kept}
 
 
 def _check_choice(value: Any, choice: Choice, name: str) -> Any:
@@ -251,22 +253,22 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
   """Returns the chosen value, or the one for a name, or for a dict with a name."""
   if choice.own and isinstance(value, str) and names.is_path(value):
     return value
-  given = {"name": value} if isinstance(value, str) else value
-  if not isinstance(given, dict):
+  value_or_name = {"name": value} if isinstance(value, str) else value
+  if not isinstance(value_or_name, dict):
     if not choice.holds(value):
       raise _not_chosen(value, value, choice, name)
     return _check_dataclass(value, type(value), name)
-  given = {str(key): entry for key, entry in _bounded(given, name).items()}
-  word = given.pop("name", None)
+  value_or_name = {str(key): entry for key, entry in _bounded(value_or_name, name).items()}
+  word = value_or_name.pop("name", None)
   kind = choice.kind(word, name) if isinstance(word, str) else None
   if kind is None:
     raise _not_chosen(value, word, choice, name)
-  made = names.call(word, name) if names.is_path(str(word)) else kind()
-  for field in given:
-    _check_field(made, field, name, choice)
-  hints = hints_of(type(made))
+  chosen = names.call(word, name) if names.is_path(str(word)) else kind()
+  for field in value_or_name:
+    _check_field(chosen, field, name, choice)
+  hints = hints_of(type(chosen))
   return _replaced(
-    made, {f: check(v, hints[f], f"{name}.{f}") for f, v in given.items()}, name
+    chosen, {f: check(v, hints[f], f"{name}.{f}") for f, v in value_or_name.items()}, name
   )
 
 
@@ -332,8 +334,8 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any) -> Any:
-  head, dot, rest = path.partition(".")
-  if dot and not rest:
+  head, dot, tail = path.partition(".")
+  if dot and not tail:
     raise UserError("no such field; must not end in a dot", field=f"{name}.{path}")
   if isinstance(config, dict):
     return _update_dict(config, path, change, name, hint)
@@ -343,7 +345,7 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
   at = f"{name}.{head}"
   value = getattr(config, head)
   hint = hints[head]
-  new = _update(value, rest, change, at, hint) if rest else change(hint, at, value)
+  new = _update(value, tail, change, at, hint) if tail else change(hint, at, value)
   return _replaced(config, {head: new}, name)
 
 
@@ -356,10 +358,10 @@ def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:
 
 
 def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any) -> dict:
-  head, _, rest = path.partition(".")
+  head, _, tail = path.partition(".")
   value_hint = (typing.get_args(hint) or (str, Any))[1]
-  if rest and isinstance(config.get(head), dict):
-    return {**config, head: _update_dict(config[head], rest, change, name, Any)}
+  if tail and isinstance(config.get(head), dict):
+    return {**config, head: _update_dict(config[head], tail, change, name, Any)}
   # Keys may contain dots.
   return {**config, path: change(value_hint, f"{name}.{path}", None)}
 
@@ -368,10 +370,10 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
   if not isinstance(value, kind):
     raise _wrong(value, kind, name)
   hints = hints_of(kind)
-  for given in getattr(value, "__dict__", ()):
+  for attribute in getattr(value, "__dict__", ()):
     # A cached property of the class is stored there, too, but is no field.
-    if not hasattr(kind, given):
-      _check_field(value, given, name)
+    if not hasattr(kind, attribute):
+      _check_field(value, attribute, name)
   fields = {
     field.name: check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
     for field in dataclasses.fields(kind)
@@ -483,7 +485,7 @@ def _describe(hint: Any) -> str:
   kind = typing.get_origin(hint)
   inner = typing.get_args(hint)
   if kind is not None:
-    kept = inner[1:] if kind is dict else [one for one in inner if one is not ...]
-    words = ", ".join(_describe(one) for one in kept if one not in (Any, object))
+    kept = inner[1:] if kind is dict else [part for part in inner if part is not ...]
+    words = ", ".join(_describe(part) for part in kept if part not in (Any, object))
     return f"{_WORDS[kind]} of {words}" if words else _WORDS[kind]
   return _WORDS.get(hint, f"of type {hint}")

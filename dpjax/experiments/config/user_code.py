@@ -50,8 +50,8 @@ from dpjax.types import Array, ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
 
-def wrong(field: str, path: str, wanted: str, made: object) -> UserError:
-  return UserError(f"must return {wanted}, not {made!r:.60}", field=field, value=path)
+def wrong(field: str, path: str, wanted: str, returned: object) -> UserError:
+  return UserError(f"must return {wanted}, not {returned!r:.60}", field=field, value=path)
 
 
 def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
@@ -62,7 +62,7 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
   """
   wanted = "a function of (params, example)"
 
-  def made(apply: Callable[..., Array]) -> LossFn:
+  def loss_of(apply: Callable[..., Array]) -> LossFn:
     loss_fn = names.call(path, "loss", apply)
     if not callable(loss_fn):
       raise wrong("loss", path, wanted, loss_fn)
@@ -82,11 +82,11 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
 
     return names.guarded(path, "loss", scalar)
 
-  return made
+  return loss_of
 
 
 def optimizer(
-  path: str, rate: float | optax.Schedule, room: str = "optimizer"
+  path: str, rate: float | optax.Schedule, section: str = "optimizer"
 ) -> optax.GradientTransformation:
   """Loads `make(rate)`. The optimizer runs after the private transform, and never counts as
   private.
@@ -97,7 +97,7 @@ def optimizer(
   >>> optimizer("optax:sgd", 0.5).init({})
   (EmptyState(), EmptyState())
   """
-  field = f"{room}.rule"
+  field = f"{section}.rule"
   tx: Any = names.call(path, field, rate)
   if not {"init", "update"} <= set(dir(tx)):
     raise wrong(field, path, "an Optax transformation", tx)
@@ -110,10 +110,12 @@ def optimizer(
     return state
 
   def update(updates: Params, state: ArrayTree, params: Params = None) -> Any:
-    made, state = tx.update(updates, state, params)
-    if shapes(made) != shapes(updates):
-      raise wrong(field, path, f"updates of shapes {shapes(updates)!r:.60}", shapes(made))
-    return made, state
+    changed, state = tx.update(updates, state, params)
+    if shapes(changed) != shapes(updates):
+      raise wrong(
+        field, path, f"updates of shapes {shapes(updates)!r:.60}", shapes(changed)
+      )
+    return changed, state
 
   # An error in a user's code names the field and the user's line, not dpjax's.
   guarded = (names.guarded(path, field, part) for part in (init, update))
@@ -142,33 +144,33 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
   ...
   dpjax.validate.UserError: privacy.sampler='builtins:dict': must return a ...
   """
-  found = names.find(path, field)
-  is_sized = isinstance(found, type) and issubclass(found, sampling.Sampler)
+  maker = names.find(path, field)
+  is_sized = isinstance(maker, type) and issubclass(maker, sampling.Sampler)
   # A class that inherits the refusing rule has none of its own.
-  if is_sized and found.sized.__func__ is not sampling.Sampler.sized.__func__:
-    made = names.guarded(path, field, found.sized)(size)
+  if is_sized and maker.sized.__func__ is not sampling.Sampler.sized.__func__:
+    built = names.guarded(path, field, maker.sized)(size)
   else:
-    made = names.call(
+    built = names.call(
       path, field, num_examples=size.num_examples, sampling_prob=size.sampling_prob
     )
-  if not isinstance(made, sampling.Sampler):
-    raise wrong(field, path, "a dpjax.sampling.Sampler", made)
+  if not isinstance(built, sampling.Sampler):
+    raise wrong(field, path, "a dpjax.sampling.Sampler", built)
 
   def check() -> None:
-    if made.unit not in (size.unit, "example"):
+    if built.unit not in (size.unit, "example"):
       raise UserError(
-        f"its unit is one {made.unit}, but a row of these data is one {size.unit}"
+        f"its unit is one {built.unit}, but a row of these data is one {size.unit}"
       )
-    event = made.event(accounting.gaussian_event(1.0))
-    relations = made.proof.relations
+    event = built.event(accounting.gaussian_event(1.0))
+    relations = built.proof.relations
     if event is not None and not (isinstance(event, DpEvent) and relations):
       raise UserError(
-        "event() must return a DpEvent, with a `proof`, or with `law` the row of "
+        "event() must return a DpEvent, with a `proof`, or with `scheme` the row of "
         "accounting.PROVED, that says under which relations it is true, or None, not "
-        f"{event!r:.60} with law {made.law!r}"
+        f"{event!r:.60} with scheme {built.scheme!r}"
       )
     # One draw now: a bad sampler is refused before the first step.
-    sampling.taken(made, size.num_examples, seed=0, step=0)
+    sampling.taken(built, size.num_examples, seed=0, step=0)
 
   names.guarded(path, field, check)()
-  return made
+  return built

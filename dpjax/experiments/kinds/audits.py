@@ -70,7 +70,7 @@ class AuditClaim:
     """Returns the guarantee of a plan's noise. If nothing is proved, canaries replace
     records, which also suits samplers that know the number of examples."""
     # If nothing is proved, the plan has no relation for the canaries.
-    known = plan.sampler.law != "unproved"
+    known = plan.sampler.scheme != "unproved"
     relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
     return cls(str(relation), plan.delta, plan.event, epsilon, plan.trade_off)
@@ -188,7 +188,7 @@ def facts(
     delta, epsilon: those of the steps that ran; epsilon None: nothing is claimed.
     note: who the canaries are; {out_of}, {included} and {kind} are filled in.
   """
-  found = auditing.audit(
+  audited = auditing.audit(
     scores,
     delta=delta,
     epsilon_claimed=epsilon,
@@ -197,17 +197,17 @@ def facts(
     claim=claim.pairs(epsilon),
   ).to_json()
   numbers = {"num_canaries": len(included), "num_included": int(included.sum())}
-  told = note.format(
+  note_text = note.format(
     out_of=numbers["num_canaries"], included=numbers["num_included"], kind=config.kind
   )
   return {
-    "epsilon_audited_lower": found["epsilon_audited_lower"],
+    "epsilon_audited_lower": audited["epsilon_audited_lower"],
     "audit": {
-      **found,
+      **audited,
       "score": score,
       "kind": config.kind,
       **numbers,
       "coins_seed": seed,
-      "note": told,
+      "note": note_text,
     },
   }

@@ -39,17 +39,17 @@ def names_fields(call: _F) -> _F:
   for errors about an argument from a lower-level package."""
 
   @functools.wraps(call)
-  def told(config: Any, *args: Any, **kwargs: Any) -> Any:
+  def wrapper(config: Any, *args: Any, **kwargs: Any) -> Any:
     try:
       return call(config, *args, **kwargs)
     except UserError as error:
       raise dotted(error, config) from error
 
-  return told  # type: ignore[return-value]
+  return wrapper  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
-def within(room: str) -> Iterator[None]:
+def within(section: str) -> Iterator[None]:
   """Makes errors name fields of that section of the config.
 
   >>> with within("train"):
@@ -61,7 +61,7 @@ def within(room: str) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    raise error.within(room) from error
+    raise error.within(section) from error
 
 
 @contextlib.contextmanager
@@ -104,16 +104,16 @@ def dotted(error: UserError, config: Any) -> UserError:
   return error.of(field=paths[0]) if len(paths) == 1 else error
 
 
-def named(room: str, config: Any, *names: str) -> dict[str, Any]:
+def named(section: str, config: Any, *names: str) -> dict[str, Any]:
   """Returns the fields of a section ("": of the config itself) by dotted names. Fields at
   None, and fields that a chosen value lacks, are left out.
 
   >>> named("data", DataConfig(limit=3), "limit", "data_dir")
   {'data.limit': 3}
   """
-  dot = "." if room else ""
-  found = {f"{room}{dot}{name}": getattr(config, name, None) for name in names}
-  return {name: value for name, value in found.items() if value is not None}
+  dot = "." if section else ""
+  values = {f"{section}{dot}{name}": getattr(config, name, None) for name in names}
+  return {name: value for name, value in values.items() if value is not None}
 
 
 def data(config: DataConfig) -> None:
@@ -133,26 +133,26 @@ def limit(config: DataConfig, num_examples: int) -> None:
     )
 
 
-def model(config: ModelConfig, room: str = "model") -> None:
+def model(config: ModelConfig, section: str = "model") -> None:
   """Raises UserError for an unknown model or option, or a value of one of dpjax's that fits
   no data. A user's model is built when there are data."""
-  names.one_of(models.names(), **{f"{room}.name": config.name})
+  names.one_of(models.names(), **{f"{section}.name": config.name})
   for option, value in config.options.items():
-    _written(value, f"{room}.options.{option}")
-  models.check_options(config.name, config.options, prefix=f"{room}.options.")
+    _written(value, f"{section}.options.{option}")
+  models.check_options(config.name, config.options, prefix=f"{section}.options.")
   if config.options.get("dtype") is not None and not names.is_path(config.name):
     # activations for which the bound on clipped sums is tested (tests/gradients)
     validate.one_of(
       ("float32", "bfloat16", "float16"),
-      **{f"{room}.options.dtype": config.options["dtype"]},
+      **{f"{section}.options.dtype": config.options["dtype"]},
     )
   if not names.is_path(config.name):
-    with of_model(config, room):
+    with of_model(config, section):
       models.build(config.name, num_classes=2, **config.options)
 
 
 @contextlib.contextmanager
-def of_model(config: ModelConfig, room: str = "model") -> Iterator[None]:
+def of_model(config: ModelConfig, section: str = "model") -> Iterator[None]:
   """Makes errors of a model name its options as fields, or else the model itself.
 
   >>> with of_model(ModelConfig("mlp", {"features": [0]})):
@@ -165,13 +165,13 @@ def of_model(config: ModelConfig, room: str = "model") -> Iterator[None]:
     yield
   except UserError as error:
     name = error.field.partition("[")[0]
-    if name.split(".")[0] == room or name == "model":
+    if name.split(".")[0] == section or name == "model":
       raise
     if name == "options":
-      raise error.within(room) from error
+      raise error.within(section) from error
     if name in config.options:
-      raise error.within(f"{room}.options") from error
-    raise UserError(str(error), field=f"{room}.name", value=config.name) from error
+      raise error.within(f"{section}.options") from error
+    raise UserError(str(error), field=f"{section}.name", value=config.name) from error
 
 
 def _written(value: Any, name: str) -> None:
@@ -184,18 +184,18 @@ def _written(value: Any, name: str) -> None:
     for index, entry in enumerate(value):
       _written(entry, f"{name}[{index}]")
   elif type(value) not in (bool, int, float, str, type(None)):
-    told = " ".join(repr(value).split())
+    shown = " ".join(repr(value).split())
     raise UserError(
       "must be a number, text, true, false or none, or a list or dict (with "
       "names) of these",
       field=name,
-      value=Verbatim(f"{told:.60}"),
+      value=Verbatim(f"{shown:.60}"),
     )
 
 
-def optimizer(config: OptimizerConfig, room: str = "optimizer") -> None:
+def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
   """Raises UserError for a momentum or a penalty outside its range."""
-  options = functools.partial(named, f"{room}.rule", config.rule)
+  options = functools.partial(named, f"{section}.rule", config.rule)
   validate.share(**options("momentum"))
   averaged = options("b1")
   # The average is divided by it in every step, and rounding errors grow by as much.

@@ -96,11 +96,11 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   path = pathlib.Path(os.path.expanduser(data.name))
   declared = data_lib.takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared
-  own = is_path(data.name)
-  embedded = is_embedded(data.name) or own or path.is_absolute()
+  is_user_code = is_path(data.name)
+  embedded = is_embedded(data.name) or is_user_code or path.is_absolute()
   # Images, or text with fixed windows and line lengths.
   published = data.name.partition(":")[0] in PUBLISHED
-  text = not published and not is_file and not own
+  text = not published and not is_file and not is_user_code
   return (
     needs(not embedded, "data that lie in a folder", "data.data_dir")
     | needs(text, "a text of tensorflow-datasets", "data.max_length")

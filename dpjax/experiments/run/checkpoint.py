@@ -102,8 +102,8 @@ def newest(workdir: pathlib.Path) -> int | None:
   For anyone who cannot wait for a `Checkpoints` that another thread is writing with.
   """
   # A run of one phase stores its steps here; one of several phases has a folder for each.
-  found = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
-  names = [path.name for paths in found for path in paths if path.is_dir()]
+  folders = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
+  names = [path.name for paths in folders for path in paths if path.is_dir()]
   return max((int(name) for name in names if name.isdigit()), default=None)
 
 
@@ -268,9 +268,11 @@ class Checkpoints:
     except Exception as error:
       reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
       raise self._unreadable(reason) from error
-    found = restored.state if _tree(like) is like else restored.state[_ALONE]
+    arrays_read = restored.state if _tree(like) is like else restored.state[_ALONE]
     # `_filled` put a value into each empty array, since the library cannot store those.
-    arrays = jax.tree.map(lambda leaf, old: leaf if np.size(old) else old, found, like)
+    arrays = jax.tree.map(
+      lambda leaf, old: leaf if np.size(old) else old, arrays_read, like
+    )
     meta = self._believed(restored.meta)
     into.append(arrays)
     return meta

@@ -29,13 +29,13 @@ from dpjax.experiments.run import (
   loop,
   promise,
   provenance,
+  run_keys,
   saved,
-  streams,
   writers,
 )
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import RunKind
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.parallel import made_for
 from dpjax.validate import UserError
 
@@ -57,10 +57,10 @@ class Timing(NamedTuple):
   evaluation: float  # of one; 0 where there is none
   num_parameters: int
 
-  def whole(self, work: Work) -> float:
-    """Estimates the seconds of the work, without writing to disk."""
-    rows = sum(work.row_at(step + 1) is not None for step in range(work.num_steps))
-    return self.start + (work.num_steps - 1) * self.step + rows * self.evaluation
+  def whole(self, phase: Phase) -> float:
+    """Estimates the seconds of the phase, without writing to disk."""
+    rows = sum(phase.row_at(step + 1) is not None for step in range(phase.num_steps))
+    return self.start + (phase.num_steps - 1) * self.step + rows * self.evaluation
 
   @property
   def step(self) -> float:
@@ -71,28 +71,28 @@ class Timing(NamedTuple):
 class Rehearsal(NamedTuple):
   """A run on zeros."""
 
-  work: Work
+  phase: Phase
   timing: Timing
   before: float  # seconds until it begins
 
   @property
   def seconds(self) -> float:
     """Estimates the seconds of the whole run."""
-    return self.before + self.timing.whole(self.work)
+    return self.before + self.timing.whole(self.phase)
 
   def facts(self) -> dict[str, Any]:
     """Returns the privacy part of the result.json that the run will write."""
-    return promised(self.work)
+    return promised(self.phase)
 
 
-def promised(work: Work) -> dict[str, Any]:
-  """Returns the privacy part of the result.json that a run of this work will write."""
-  stated = work.promise or promise.NONE
-  return stated.facts(Ledger(), stated.curve(work.num_steps))
+def promised(phase: Phase) -> dict[str, Any]:
+  """Returns the privacy part of the result.json that a run of this phase will write."""
+  stated = phase.promise or promise.NONE
+  return stated.facts(Ledger(), stated.curve(phase.num_steps))
 
 
 class _Enough(Exception):
-  """Raised when a work has been timed, to end the run."""
+  """Raised when a phase has been timed, to end the run."""
 
 
 def told(
@@ -136,25 +136,25 @@ def told(
     # Imported here: it reads compiled programs.
     from dpjax.experiments.run import for_target
 
-    plan = for_target.compiled(lambda c: first_work(kind, c, loaded)[0], config, target)
-    work = plan.work
+    plan = for_target.compiled(lambda c: first_phase(kind, c, loaded)[0], config, target)
+    phase = plan.phase
     size = plan.program.num_parameters
     ends = for_target.lines(plan)
-    facts = promised(work)
+    facts = promised(phase)
   else:
-    found = rehearsed(kind, config, loaded)
-    work = found.work
-    size = found.timing.num_parameters
-    ends = {"time": _minutes(found), "memory": memory()}
-    facts = found.facts()
-  if work.promise is not None:
-    work.promise.warn()
+    rehearsal = rehearsed(kind, config, loaded)
+    phase = rehearsal.phase
+    size = rehearsal.timing.num_parameters
+    ends = {"time": _minutes(rehearsal), "memory": memory()}
+    facts = rehearsal.facts()
+  if phase.promise is not None:
+    phase.promise.warn()
   by = facts["accountant"]
   lines |= {
-    **{name: _shown(name, value) for name, value in work.planned().items()},
+    **{name: _shown(name, value) for name, value in phase.planned().items()},
     "num_parameters": f"{size:,}",
     "privacy": promise.told(facts) + (f", by {by}" if by else ""),
-    work.name: f"{work.num_steps} {work.steps_are}",
+    phase.name: f"{phase.num_steps} {phase.steps_are}",
     **ends,
     "workdir": f"{workdir}: {state}",
   }
@@ -175,12 +175,12 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   Raises:
     UserError: whatever the run would be refused for before its first step.
   """
-  work, before = first_work(kind, config, loaded)
-  return Rehearsal(work, timed(work)[0], before)
+  phase, before = first_phase(kind, config, loaded)
+  return Rehearsal(phase, timed(phase)[0], before)
 
 
-def first_work(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Work, float]:
-  """(the first work of a run on zeros, the seconds until it begins); see `rehearsed`."""
+def first_phase(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Phase, float]:
+  """(the first phase of a run on zeros, the seconds until it begins); see `rehearsed`."""
   began = time.monotonic()
   pretrained = getattr(config, "pretrained", None)
   # Zeros would not be recognised as the data on which the first parameters were trained.
@@ -188,18 +188,18 @@ def first_work(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Wor
     saved.pretrained_on(pretrained, config.data.name, loaded[0])
   zeros, features = _blank(kind, config.model, loaded)
   job = kind.build(config, zeros)
-  play = job.start(streams.derived(job.seed, job.digest, job.data()))
+  schedule = job.start(run_keys.derived(job.seed, job.digest, job.data()))
   before = time.monotonic() - began + features
-  found = []
+  first = []
 
-  def fit(work: Work) -> NoReturn:
-    found.append((work, before))
+  def train_phase(phase: Phase) -> NoReturn:
+    first.append((phase, before))
     raise _Enough
 
-  # An exception ends the run, since nothing after the first work is needed.
+  # An exception ends the run, since nothing after the first phase is needed.
   with contextlib.suppress(_Enough):
-    play(fit)
-  return found[0]
+    schedule(train_phase)
+  return first[0]
 
 
 def state_of(job: loop.Job, folder: pathlib.Path) -> str:
@@ -267,21 +267,21 @@ class _Zeros:
     return np.zeros((len(places), *self.shape), self.dtype)
 
 
-def timed(work: Work) -> tuple[Timing, Any]:
+def timed(phase: Phase) -> tuple[Timing, Any]:
   """Returns (seconds of several steps, the state after them)."""
 
   def steps() -> Iterator[float]:
     nonlocal state
     began = time.monotonic()
-    for draw in itertools.islice(work.draws(0), 1 + TIMED_STEPS):
+    for draw in itertools.islice(phase.draws(0), 1 + TIMED_STEPS):
       # JAX returns before a step is computed, so the clock must wait for the result.
-      state, _ = jax.block_until_ready(work.step(state, draw))
+      state, _ = jax.block_until_ready(phase.step(state, draw))
       yield time.monotonic() - began
       began = time.monotonic()
 
   began = time.monotonic()
-  state = work.init()
-  size = trees.size(work.released(state))
+  state = phase.init()
+  size = trees.size(phase.released(state))
   started = time.monotonic() - began
   spent: list[float] = []
   for seconds in steps():
@@ -289,16 +289,16 @@ def timed(work: Work) -> tuple[Timing, Any]:
     # Without the first step, which may take minutes to compile.
     if sum(spent[1:]) > TIMED_SECONDS:
       break
-  seconds = _evaluated(work, state)
+  seconds = _evaluated(phase, state)
   return Timing(started + spent[0], tuple(spent[1:]), seconds, size), state
 
 
-def _evaluated(work: Work, state: Any) -> float:
+def _evaluated(phase: Phase, state: Any) -> float:
   seconds = 0.0
   # The first iteration compiles.
-  for _ in range(0 if work.evaluate is None else 2):
+  for _ in range(0 if phase.evaluate is None else 2):
     began = time.monotonic()
-    work.evaluate(state)  # type: ignore[misc]
+    phase.evaluate(state)  # type: ignore[misc]
     seconds = time.monotonic() - began
   return seconds
 
@@ -307,11 +307,11 @@ def _shown(name: str, value: Any) -> str:
   return by_name(name, value) if isinstance(value, float) else str(value)
 
 
-def _minutes(found: Rehearsal) -> str:
-  timing = found.timing
-  begun = found.before + found.timing.start
+def _minutes(rehearsal: Rehearsal) -> str:
+  timing = rehearsal.timing
+  begun = rehearsal.before + rehearsal.timing.start
   return (
-    f"about {found.seconds / 60:.2g} minutes (estimate: {begun:.2g} s until the first step "
+    f"about {rehearsal.seconds / 60:.2g} minutes (estimate: {begun:.2g} s until the first step "
     f"is done, then {1e3 * timing.step:.3g} ms a step, the median of {len(timing.steps)} on "
     f"zeros, and {timing.evaluation:.2g} s an evaluation)"
   )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dpjax.experiments.run.job import Work
+from dpjax.experiments.run.job import Phase
 from dpjax.parallel import targets
 from dpjax.parallel.targets import Compiled, Machine, NotFitting, StepProgram
 from dpjax.validate import UserError
@@ -26,7 +26,7 @@ _MOST_TRIES = 5
 class CompiledPlan(NamedTuple):
   """A run's step on a target."""
 
-  work: Work
+  phase: Phase
   target: Machine
   program: StepProgram
   compiled: Compiled | None  # None: the compiler refused it for lack of memory
@@ -44,17 +44,17 @@ class CompiledPlan(NamedTuple):
     """The least hours that the steps of the run take, by the roofline."""
     if self.compiled is None:
       return None
-    calls = self.program.calls * self.work.num_steps
+    calls = self.program.calls * self.phase.num_steps
     return calls * self.compiled.seconds(self.target.chip) / 3600
 
 
 def compiled(
-  make_work: Callable[[Any], Work], config: Any, target: Machine
+  make_phase: Callable[[Any], Phase], config: Any, target: Machine
 ) -> CompiledPlan:
   """Compiles the step of a run for a target.
 
   Args:
-    make_work: (config) -> its work on zeros. Called within `targets.compiling_for`, also for
+    make_phase: (config) -> its phase on zeros. Called within `targets.compiling_for`, also for
       smaller microbatches, where the step does not fit and the config has such a field.
 
   Raises:
@@ -63,13 +63,13 @@ def compiled(
   """
   # Before anything is built: without the compiler all of it would be in vain.
   target.devices()
-  plan = _compiled(make_work, config, target)
+  plan = _compiled(make_phase, config, target)
   if plan.fits or not plan.program.rows or not hasattr(config, "microbatch_size"):
     return plan
   size = _guess(plan, getattr(config, "microbatch_size", None) or plan.program.rows)
   for _ in range(_MOST_TRIES):
     smaller = {"microbatch_size": size, "memory_budget_gb": None}
-    tried = _compiled(make_work, dataclasses.replace(config, **smaller), target)
+    tried = _compiled(make_phase, dataclasses.replace(config, **smaller), target)
     if tried.fits:
       return plan._replace(microbatch=(size, tried.wanted))
     if size == 1:
@@ -79,23 +79,23 @@ def compiled(
 
 
 def _compiled(
-  make_work: Callable[[Any], Work], config: Any, target: Machine
+  make_phase: Callable[[Any], Phase], config: Any, target: Machine
 ) -> CompiledPlan:
   with targets.compiling_for(target):
-    work = make_work(config)
-    if work.program is None:
+    phase = make_phase(config)
+    if phase.program is None:
       raise UserError(
         "is for runs of launch.train and launch.federate", field="target", value=target.text
       )
-    program = work.program()
+    program = phase.program()
   began = time.monotonic()
   try:
-    found = targets.compiled(program.lowered, target)
-    wanted = found.held + program.data_bytes
+    built = targets.compiled(program.lowered, target)
+    wanted = built.held + program.data_bytes
   except NotFitting as error:
-    found = None
+    built = None
     wanted = None if error.wanted is None else error.wanted + program.data_bytes
-  return CompiledPlan(work, target, program, found, time.monotonic() - began, wanted)
+  return CompiledPlan(phase, target, program, built, time.monotonic() - began, wanted)
 
 
 def _guess(plan: CompiledPlan, size: int) -> int:
@@ -127,18 +127,18 @@ def lines(plan: CompiledPlan) -> dict[str, str]:
     f"{plan.compile_seconds:.2g} s, not run",
     "fits": _verdict(plan),
   }
-  found = plan.compiled
-  if found is None or plan.hours is None:
+  built = plan.compiled
+  if built is None or plan.hours is None:
     return text
   parts = {
-    "arguments": found.arguments,
-    "outputs": found.outputs - found.aliased,
-    "temporaries": found.temporaries,
-    "code": found.code,
+    "arguments": built.arguments,
+    "outputs": built.outputs - built.aliased,
+    "temporaries": built.temporaries,
+    "code": built.code,
     "data set": plan.program.data_bytes,
   }
   calls = plan.program.calls
-  counts = found.counts
+  counts = built.counts
   text["memory"] = ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts.items())
   text["exchanges"] = f"{_gigabytes(calls * counts.sent_bytes)} a step from each device"
   unknown = ""

@@ -1,4 +1,4 @@
-"""A run before any computation: `Job`, its works, and checks of what the loop relies on.
+"""A run before any computation: `Job`, its phases, and checks of what the loop relies on.
 
 A kind of run is a function `build(config) -> Job`, which a user may write. Its results are
 checked when they are returned, if possible before the first step. An error is one line that
@@ -21,7 +21,7 @@ from dpjax.accounting import Ledger
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.promise import NONE, Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
 
@@ -38,7 +38,7 @@ _DIGEST_BYTES = 32
 _PLANNED = ("task", "dataset", "method")
 
 
-class Work(NamedTuple):
+class Phase(NamedTuple):
   """A training as data: what the loop does, step by step, from any step on."""
 
   num_steps: int
@@ -59,7 +59,7 @@ class Work(NamedTuple):
   # A tree of releases from before the first step. A resumed run must get the same.
   before_steps: Any = None
   name: str = "train"  # on the progress bar
-  phase: str = ""  # folder of its checkpoints, where a run has several works
+  subfolder: str = ""  # folder of its checkpoints, where a run has several phases
   steps_are: str = "optimizer steps"  # in the picture
   # () -> the program of a step, for the devices of `parallel.made_for.compiling_for`; None: no
   # machine that is not here can be planned for
@@ -71,7 +71,7 @@ class Work(NamedTuple):
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
 
 
-class Ended(NamedTuple):
+class RunOutcome(NamedTuple):
   """The outcome of a run."""
 
   params: Any
@@ -81,8 +81,8 @@ class Ended(NamedTuple):
   saved_as: str = owner.PARAMS  # what `params` is called in the folder
 
 
-class Fitted(Protocol):
-  """A work that is done."""
+class TrainedPhase(Protocol):
+  """A phase that is done."""
 
   state: Any
   step: int
@@ -90,21 +90,21 @@ class Fitted(Protocol):
   final_epsilon: float
 
 
-Fit = Callable[[Work], Fitted]  # does a work, or what is left of it
-Play = Callable[[Fit], Ended]  # does the works of a run, in a row
+TrainPhase = Callable[[Phase], TrainedPhase]  # trains a phase, or what is left of it
+Schedule = Callable[[TrainPhase], RunOutcome]  # trains the phases of a run, in a row
 
 
 class Job(NamedTuple):
   """A run before any computation, made by its kind's `build`."""
 
   config: Config  # what config.json holds, and whose the folder is
-  digest: bytes  # `streams.config_digest` of all in it that decides what is computed
+  digest: bytes  # `run_keys.config_digest` of all in it that decides what is computed
   seed: int
   data_name: str  # for messages
   # Reads the data and returns 32 bytes for them: `dpjax.data.digest`, or a SHA-256.
   data: Callable[[], bytes]
-  start: Callable[[Streams], Play]  # builds the parts; UserError: the run is refused
-  release: bool = False  # its streams come from the operating system
+  start: Callable[[RunKeys], Schedule]  # builds the parts; UserError: the run is refused
+  release: bool = False  # its keys come from the operating system
   over_processes: bool = False  # whether several processes may share its steps
 
 
@@ -117,70 +117,70 @@ def every(count: int, step: int, num_steps: int) -> int | None:
   return step if step % count == 0 or step == num_steps else None
 
 
-def single(work: Work) -> Play:
-  """Returns a job of one work. It is refused here, before its folder is claimed, if it
+def single(phase: Phase) -> Schedule:
+  """Returns a job of one phase. It is refused here, before its folder is claimed, if it
   would overspend or would have no result."""
-  checked_work(work)
-  planned = work.planned()
+  checked_phase(phase)
+  planned = phase.planned()
   missing = [name for name in _PLANNED if name not in planned]
   if missing:
     raise UserError(
-      f"must return {', '.join(missing)}, too; got {planned!r}", field="Work.planned"
+      f"must return {', '.join(missing)}, too; got {planned!r}", field="Phase.planned"
     )
-  if work.promise is not None:
+  if phase.promise is not None:
     # Here, so that a run that may not begin claims no folder.
-    work.promise.check_budget(Ledger())
+    phase.promise.check_budget(Ledger())
 
   def drawn(folder: pathlib.Path) -> None:
     # Imported here: a run that has not ended draws nothing.
     from dpjax.experiments.run import report
 
-    report.train_report(folder, steps=work.steps_are)
+    report.train_report(folder, steps=phase.steps_are)
 
-  def play(fit: Fit) -> Ended:
-    fitted = fit(work)
-    finish = (lambda folder: None) if work.evaluate is None else drawn
-    result = lambda folder: _result(work, fitted, folder)
+  def schedule(train_phase: TrainPhase) -> RunOutcome:
+    trained = train_phase(phase)
+    finish = (lambda folder: None) if phase.evaluate is None else drawn
+    result = lambda folder: _result(phase, trained, folder)
 
     def write(folder: pathlib.Path) -> None:
-      _write_curve(work, fitted, folder)
-      work.write(folder, fitted.state)
+      _write_curve(phase, trained, folder)
+      phase.write(folder, trained.state)
 
-    return Ended(work.released(fitted.state), result, write=write, finish=finish)
+    return RunOutcome(phase.released(trained.state), result, write=write, finish=finish)
 
-  return play
+  return schedule
 
 
-def _write_curve(work: Work, fitted: Fitted, folder: pathlib.Path) -> None:
+def _write_curve(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> None:
   """Writes the trade-off curve of a run with a proof beside its result.
 
   The file says nothing but rates. So a claim, or a bound on a deployment, could not say so in it.
   """
-  promise = work.promise or NONE
+  promise = phase.promise or NONE
   if promise.kind != "proved":
     return
   # Imported here: only the end of a run with a proof writes it.
   from dpjax.accounting import pairs_of, trade_off_files
 
-  profile = promise.profile(fitted.ledger, fitted.final_epsilon)
+  profile = promise.profile(trained.ledger, trained.final_epsilon)
   if profile is not None and promise.delta:
     pairs = pairs_of(profile, promise.delta)
     trade_off_files.write_curve(pairs, folder / trade_off_files.CURVE)
 
 
-def _result(work: Work, fitted: Fitted, folder: pathlib.Path) -> Result:
-  promise = work.promise or NONE
-  facts = promise.facts(fitted.ledger, fitted.final_epsilon)
-  facts["privacy_statement"] = promise.statement(fitted.step)
+def _result(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> Result:
+  promise = phase.promise or NONE
+  facts = promise.facts(trained.ledger, trained.final_epsilon)
+  facts["privacy_statement"] = promise.statement(trained.step)
   return {
     **facts,
     "test_accuracy": None,
-    **scored(work, fitted.state),
-    "num_steps": fitted.step,
-    "ledger": fitted.ledger.to_json(),
-    **({} if work.evaluate is None else {STEPS_ARE: work.steps_are}),
-    **work.planned(),
-    **work.describe(fitted.state, facts, writers.read_metrics(folder)),
+    **scored(phase, trained.state),
+    "num_steps": trained.step,
+    "ledger": trained.ledger.to_json(),
+    **({} if phase.evaluate is None else {STEPS_ARE: phase.steps_are}),
+    **phase.planned(),
+    **phase.describe(trained.state, facts, writers.read_metrics(folder)),
   }
 
 
@@ -198,7 +198,7 @@ def checked(job: Job) -> Job:
   if not dataclasses.is_dataclass(job.config) or isinstance(job.config, type):
     _refuse("Job.config", "be a dataclass", job.config)
   _check_digest(
-    "Job.digest", "be 32 bytes (dpjax.experiments.run.streams.config_digest)", job.digest
+    "Job.digest", "be 32 bytes (dpjax.experiments.run.run_keys.config_digest)", job.digest
   )
   validate.integer_at_least(0, **{"Job.seed": job.seed})
   _check_functions(job, "data", "start")
@@ -207,77 +207,77 @@ def checked(job: Job) -> Job:
 
 def data_of(job: Job) -> bytes:
   """Reads the data now, and returns their digest."""
-  found = job.data()
+  digest = job.data()
   wanted = "return 32 bytes of all that is trained on (dpjax.data.digest, or a SHA-256)"
-  _check_digest("Job.data", wanted, found)
-  return found
+  _check_digest("Job.data", wanted, digest)
+  return digest
 
 
-def started(job: Job, random: Streams) -> Play:
+def started(job: Job, random: RunKeys) -> Schedule:
   """Calls `start` and checks what it returns."""
-  play = job.start(random)
-  if not callable(play):
-    _refuse("Job.start", "return what loop.single(Work(...)) makes", play)
-  return play
+  schedule = job.start(random)
+  if not callable(schedule):
+    _refuse("Job.start", "return what loop.single(Phase(...)) makes", schedule)
+  return schedule
 
 
-def checked_work(work: Work) -> Work:
-  """Returns the work. Raises UserError, which names the field, for a malformed one."""
-  if not isinstance(work, Work):
-    _refuse("Job.start", "do a dpjax.experiments.run.loop.Work", work)
-  validate.integer_at_least(0, **{"Work.num_steps": work.num_steps})
-  if work.save_every is not None:
-    validate.integer_at_least(1, **{"Work.save_every": work.save_every})
+def checked_phase(phase: Phase) -> Phase:
+  """Returns the phase. Raises UserError, which names the field, for a malformed one."""
+  if not isinstance(phase, Phase):
+    _refuse("Job.start", "train a dpjax.experiments.run.loop.Phase", phase)
+  validate.integer_at_least(0, **{"Phase.num_steps": phase.num_steps})
+  if phase.save_every is not None:
+    validate.integer_at_least(1, **{"Phase.save_every": phase.save_every})
   _check_functions(
-    work, "init", "step", "draws", "released", "row_at", "observe", "enough", "planned",
-    "describe", "write", *(() if work.evaluate is None else ("evaluate",))
+    phase, "init", "step", "draws", "released", "row_at", "observe", "enough", "planned",
+    "describe", "write", *(() if phase.evaluate is None else ("evaluate",))
   )  # fmt: skip
-  if not isinstance(work.promise, Promise | None):
+  if not isinstance(phase.promise, Promise | None):
     _refuse(
-      "Work.promise", "be a dpjax.experiments.run.promise.Promise, or None", work.promise
+      "Phase.promise", "be a dpjax.experiments.run.promise.Promise, or None", phase.promise
     )
-  return work
+  return phase
 
 
-def begun(work: Work) -> ArrayTree:
-  """Returns the first state of a work."""
-  state = work.init()
+def begun(phase: Phase) -> ArrayTree:
+  """Returns the first state of a phase."""
+  state = phase.init()
   odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
   if odd or not jax.tree.leaves(state):
-    _refuse("Work.init", "return an array, or a tree of arrays and keys", [*odd, state][0])
+    _refuse("Phase.init", "return an array, or a tree of arrays and keys", [*odd, state][0])
   return state
 
 
-def stepped(work: Work, state: ArrayTree, draw: object) -> tuple[Any, Any]:
+def stepped(phase: Phase, state: ArrayTree, draw: object) -> tuple[Any, Any]:
   """Returns (the next state, info)."""
   # Another structure would compile again in each step, and no checkpoint could restore it.
   before = jax.tree.structure(state)
-  made = work.step(state, draw)
-  if not isinstance(made, tuple) or len(made) != 2:
-    _refuse("Work.step", "return (state, info)", jax.tree.structure(made))
-  after = jax.tree.structure(made[0])
+  returned = phase.step(state, draw)
+  if not isinstance(returned, tuple) or len(returned) != 2:
+    _refuse("Phase.step", "return (state, info)", jax.tree.structure(returned))
+  after = jax.tree.structure(returned[0])
   if after != before:
-    _refuse("Work.step", f"return a state like that of init, {before!s:.60}", after)
-  return made
+    _refuse("Phase.step", f"return a state like that of init, {before!s:.60}", after)
+  return returned
 
 
-def scored(work: Work, state: ArrayTree) -> Scores:
+def scored(phase: Phase, state: ArrayTree) -> Scores:
   """Returns the scores of a state, with the names of a row; none without `evaluate`."""
-  if work.evaluate is None:
+  if phase.evaluate is None:
     return {}
-  found = work.evaluate(state)
-  if not isinstance(found, Mapping) or not all(map(_is_number, found.values())):
-    _refuse("Work.evaluate", "return numbers by their names", found)
-  return {f"test_{name}": value for name, value in found.items()}
+  scores = phase.evaluate(state)
+  if not isinstance(scores, Mapping) or not all(map(_is_number, scores.values())):
+    _refuse("Phase.evaluate", "return numbers by their names", scores)
+  return {f"test_{name}": value for name, value in scores.items()}
 
 
-def _check_digest(field: str, wanted: str, found: object) -> None:
+def _check_digest(field: str, wanted: str, digest: object) -> None:
   # The digest follows from the data, so a message may show its type and size, not its
   # content.
-  if not isinstance(found, bytes) or len(found) != _DIGEST_BYTES:
-    size = f" of {len(found)}" if isinstance(found, bytes | str) else ""
+  if not isinstance(digest, bytes) or len(digest) != _DIGEST_BYTES:
+    size = f" of {len(digest)}" if isinstance(digest, bytes | str) else ""
     raise UserError(
-      f"must {wanted}, not {type(found).__name__}{size}", field=field
+      f"must {wanted}, not {type(digest).__name__}{size}", field=field
     )  # secret
 
 

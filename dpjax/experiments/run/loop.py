@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dpjax import extras, names, noise, run_code, trees
+from dpjax import _moved, extras, names, noise, run_code, trees
 from dpjax import parallel as processes
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
@@ -35,31 +35,36 @@ from dpjax.experiments.run import (
   checkpoint,
   config_names,
   provenance,
-  streams,
+  run_keys,
   writers,
 )
 from dpjax.experiments.run import job as job_lib
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run.job import Ended as Ended
-from dpjax.experiments.run.job import Fit as Fit
 from dpjax.experiments.run.job import Job as Job
-from dpjax.experiments.run.job import Play as Play
+from dpjax.experiments.run.job import Phase as Phase
 from dpjax.experiments.run.job import Result, Scores
-from dpjax.experiments.run.job import Work as Work
+from dpjax.experiments.run.job import RunOutcome as RunOutcome
+from dpjax.experiments.run.job import Schedule as Schedule
+from dpjax.experiments.run.job import TrainPhase as TrainPhase
 from dpjax.experiments.run.job import every as every
 from dpjax.experiments.run.job import single as single
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim
 
 if TYPE_CHECKING:
   from dpjax.experiments.run import row_hooks
 
+# Old names, for one release: users' kinds of runs import them.
+__getattr__ = _moved.names_of_module(
+  __name__, Work="Phase", Play="Schedule", Fit="TrainPhase", Ended="RunOutcome"
+)
+
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-# Seconds between two checkpoints of a work that names none.
+# Seconds between two checkpoints of a phase that names none.
 SAVE_SECONDS = 10.0
 
 
@@ -81,12 +86,12 @@ def job_of(config: Config, data: object = None) -> Job:
   Args:
     data: as the `load_data` of that module returns them, to share them between runs.
   """
-  room, _, _ = type(config).__module__.rpartition(".")
+  package, _, _ = type(config).__module__.rpartition(".")
   try:
-    made_by = importlib.import_module(f"{room}.build" if room else "build")
+    made_by = importlib.import_module(f"{package}.build" if package else "build")
   except ModuleNotFoundError as error:
     # If build.py itself fails to import something, its own error is the right one.
-    if error.name != f"{room}.build".lstrip("."):
+    if error.name != f"{package}.build".lstrip("."):
       raise
     raise UserError(
       "must be of a module beside which a build.py lies, whose build(config) "
@@ -94,8 +99,8 @@ def job_of(config: Config, data: object = None) -> Job:
       field="config",
       value=Verbatim(type(config).__name__),
     ) from None
-  given = () if data is None else (data,)
-  return job_lib.checked(made_by.build(config, *given))
+  arguments = () if data is None else (data,)
+  return job_lib.checked(made_by.build(config, *arguments))
 
 
 def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -> Result:
@@ -140,9 +145,9 @@ def run(
   # Before hours of training: the report is drawn at its end.
   extras.check("runs")
   data, random, run_id, code = admitted(job, folder, meta)
-  look = functools.partial(streams.code_of, job.config)
+  look = functools.partial(run_keys.code_of, job.config)
   with run_code.watched(code, look):
-    play = job_lib.started(job, random)
+    schedule = job_lib.started(job, random)
 
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
@@ -152,7 +157,7 @@ def run(
     owner.claim(folder, job.config)
     held.enter_context(owner.given_back(folder, fresh=fresh))
     kept = random if job.release else None
-    secrets = streams.to_meta(data, kept, _own_code(job), run_id, code)
+    secrets = run_keys.to_meta(data, kept, _own_code(job), run_id, code)
     # Keys are on disk before any computation uses them: a run killed later repeats its
     # noise.
     owner.remember(folder, secrets, before=meta)
@@ -161,11 +166,13 @@ def run(
     held.enter_context(writers.room_on_disk(folder, lambda: checkpoint.newest(folder)))
     processes.on_first(lambda: taken(held))
     # Name of the noise key in the ledger: it does not depend on the data.
-    name = noise.key_id(random.noise) if job.release else streams.ledger_name(_digest(job))
+    name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(_digest(job))
     hook = _hook(job.config, folder) if processes.is_first() else None
     held.callback(lambda: hook and hook.close())
-    fit = _Fit(folder, run_id, name, on_save, (code, look), release=job.release, hook=hook)
-    return _played(job, folder, play, fit, code)
+    trainer = _Trainer(
+      folder, run_id, name, on_save, (code, look), release=job.release, hook=hook
+    )
+    return _carried_out(job, folder, schedule, trainer, code)
 
 
 def _check_processes(job: Job) -> None:
@@ -189,17 +196,17 @@ def _check_processes(job: Job) -> None:
 
 
 def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
-  """Returns (digest of data, streams, name of the run, its code). Raises UserError if
+  """Returns (digest of data, keys, name of the run, its code). Raises UserError if
   `meta` belongs to another run."""
   data = job_lib.data_of(job)
-  code = streams.code_of(job.config)
-  bound = streams.bound_data(data, code)
+  code = run_keys.code_of(job.config)
+  bound = run_keys.bound_data(data, code)
   # Processes compare values that follow from it, and never show it.
   processes.same(data=bound.hex())
   processes.on_first(lambda: _check_same(job, folder, meta, data))
-  random = _streams(job, bound, meta)
-  run_id = streams.run_id(_digest(job), bound, random)
-  processes.on_first(lambda: streams.check_run(meta, run_id, workdir=folder))
+  random = _run_keys(job, bound, meta)
+  run_id = run_keys.run_id(_digest(job), bound, random)
+  processes.on_first(lambda: run_keys.check_run(meta, run_id, workdir=folder))
   return data, random, run_id, code
 
 
@@ -226,52 +233,52 @@ def _check_same(
   done: bool = False,
 ) -> None:
   """Raises UserError unless data and code are those of the run in the folder."""
-  streams.check_data(meta, data, name=job.data_name, workdir=folder)
-  code = streams.code_of(job.config)
-  streams.check_code(meta, _own_code(job), code, workdir=folder, done=done)
+  run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
+  code = run_keys.code_of(job.config)
+  run_keys.check_code(meta, _own_code(job), code, workdir=folder, done=done)
 
 
 def _digest(job: Job) -> bytes:
-  return streams.digest_of(job.config, job.digest)
+  return run_keys.digest_of(job.config, job.digest)
 
 
 def _own_code(job: Job) -> dict[str, dict[str, str]]:
   return names.sources(fields.to_dict(job.config))
 
 
-def _streams(job: Job, data: bytes, meta: Result | None) -> Streams:
+def _run_keys(job: Job, data: bytes, meta: Result | None) -> RunKeys:
   if not job.release:
-    return streams.derived(job.seed, _digest(job), data)
-  return streams.fresh(job.seed) if meta is None else streams.from_meta(job.seed, meta)
+    return run_keys.derived(job.seed, _digest(job), data)
+  return run_keys.fresh(job.seed) if meta is None else run_keys.from_meta(job.seed, meta)
 
 
-def _played(
-  job: Job, folder: pathlib.Path, play: Play, fit: _Fit, code: run_code.Code
+def _carried_out(
+  job: Job, folder: pathlib.Path, schedule: Schedule, trainer: _Trainer, code: run_code.Code
 ) -> Result:
-  ended = play(fit)
-  fit.check_code()
+  outcome = schedule(trainer)
+  trainer.check_code()
 
   def written() -> Result:
     result = {
       "device": provenance.device(),
-      **ended.result(folder),
+      **outcome.result(folder),
       "release": job.release,
       "seed": job.seed,
-      "num_parameters": trees.size(ended.params),
-      "params_sha256": trees.sha256(ended.params),
+      "num_parameters": trees.size(outcome.params),
+      "params_sha256": trees.sha256(outcome.params),
       # A release must not contain it: the time of a step depends on the size of its batch.
-      "wall_seconds": None if job.release else round(fit.seconds(), 3),
+      "wall_seconds": None if job.release else round(trainer.seconds(), 3),
       "versions": provenance.versions(),
       "digest_version": config_names.VERSION,
       "user_code": _own_code(job),
-      streams.CODE: code.to_json(),
+      run_keys.CODE: code.to_json(),
     }
     # The parameters first: where a result exists, its model exists beside it.
-    owner.save_params(folder / ended.saved_as, ended.params)
-    ended.write(folder)
+    owner.save_params(folder / outcome.saved_as, outcome.params)
+    outcome.write(folder)
     result[owner.FILES] = owner.digests(folder)
     result = owner.write_result(folder, job.config, result)
-    ended.finish(folder)
+    outcome.finish(folder)
     return result
 
   return processes.on_first(written)
@@ -322,8 +329,8 @@ def _hook(config: Config, folder: pathlib.Path) -> row_hooks.RowHook | None:
   return row_hooks.of_run(config, folder)
 
 
-class _Fit:
-  """Carries out the works of one run."""
+class _Trainer:
+  """Carries out the phases of one run."""
 
   def __init__(
     self,
@@ -359,41 +366,41 @@ class _Fit:
       if self.code[0].modules:
         run_code.check_still(*self.code)
 
-  def __call__(self, work: Work) -> Running:
-    """Carries out a work, from its newest checkpoint if there is one."""
-    running = Running(work, self)
+  def __call__(self, phase: Phase) -> Running:
+    """Carries out a phase, from its newest checkpoint if there is one."""
+    running = Running(phase, self)
     with contextlib.closing(running), signals() as received:
       running.go(received)
     return running
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(first: Any, other: Any) -> bool:
   """Whether JSON data are equal except for the last digits of floats. Calibration on
   another machine may round them differently."""
-  if isinstance(one, float) and isinstance(other, float):
-    return math.isclose(one, other, rel_tol=1e-9) or one == other
-  if isinstance(one, dict) and isinstance(other, dict):
-    return one.keys() == other.keys() and all(_alike(one[k], other[k]) for k in one)
-  if isinstance(one, list) and isinstance(other, list):
-    return len(one) == len(other) and all(map(_alike, one, other))
-  return type(one) is type(other) and one == other
+  if isinstance(first, float) and isinstance(other, float):
+    return math.isclose(first, other, rel_tol=1e-9) or first == other
+  if isinstance(first, dict) and isinstance(other, dict):
+    return first.keys() == other.keys() and all(_alike(first[k], other[k]) for k in first)
+  if isinstance(first, list) and isinstance(other, list):
+    return len(first) == len(other) and all(map(_alike, first, other))
+  return type(first) is type(other) and first == other
 
 
 class Running:
-  """The state of a running work. It is one object, so that each phase is a short method."""
+  """The state of a running phase. It is one object, so that each part is a short method."""
 
-  def __init__(self, work: Work, fit: _Fit):
-    self.work = job_lib.checked_work(work)
-    self.fit = fit
+  def __init__(self, phase: Phase, trainer: _Trainer):
+    self.phase = job_lib.checked_phase(phase)
+    self.trainer = trainer
     self.metrics = None
-    self.state = job_lib.begun(work)
+    self.state = job_lib.begun(phase)
     self.ledger = Ledger()
     self.step = 0
-    self.reached = False  # work.enough; by the clock
+    self.reached = False  # phase.enough; by the clock
     self.saved_at = time.monotonic()
     self.rows: dict[str, Any] | None = None  # what the checkpoint knows of metrics.jsonl
     self.checkpoints = checkpoint.Checkpoints(
-      fit.folder, work.phase, rows_on_disk=work.rows_on_disk
+      trainer.folder, phase.subfolder, rows_on_disk=phase.rows_on_disk
     )
     self.state = self.checkpoints.begun(self.state)
     if self.checkpoints.latest_step() is None:
@@ -401,19 +408,19 @@ class Running:
     else:
       self._resume()
     self.final_epsilon = float("inf")
-    promise = work.promise
+    promise = phase.promise
     if promise is not None:
       promise.check_budget(self.ledger)
       # Computed now, so that a run that cannot be accounted is refused at the start.
-      self.final_epsilon = processes.on_first(lambda: promise.curve(work.num_steps))
+      self.final_epsilon = processes.on_first(lambda: promise.curve(phase.num_steps))
       processes.on_first(promise.warn)
-    if work.evaluate is not None and processes.is_first():
+    if phase.evaluate is not None and processes.is_first():
       self.metrics = writers.MetricsWriter(
-        fit.folder,
+        trainer.folder,
         resume_step=self._last_row(),
-        tensorboard=not fit.release,
+        tensorboard=not trainer.release,
         held=self.rows,
-        hook=fit.hook,
+        hook=trainer.hook,
       )
 
   def _resume(self) -> None:
@@ -437,7 +444,7 @@ class Running:
     try:
       self.ledger = Ledger.from_json(meta["ledger"])
       self.reached = bool(meta["reached"])
-      self.fit.before = max(self.fit.before, float(meta["seconds"]))
+      self.trainer.before = max(self.trainer.before, float(meta["seconds"]))
       self.rows = meta.get("rows")
     except (KeyError, TypeError, ValueError) as error:
       reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
@@ -447,9 +454,9 @@ class Running:
         field="checkpoint",
         value=self.step,
       ) from error
-    if self.work.promise is not None:
-      self._check_ledger(self.work.promise)
-    self.fit.on_save(self.step)
+    if self.phase.promise is not None:
+      self._check_ledger(self.phase.promise)
+    self.trainer.on_save(self.step)
 
   def _check_ledger(self, promise: Promise) -> None:
     """Raises UserError unless the ledger holds the cost of this run's steps so far, by its
@@ -479,34 +486,34 @@ class Running:
         num_steps=end - start,
         l2_clip_norm=promise.l2_bound,
         neighboring_relation=promise.relation,
-        noise_key_id=self.fit.key_name,
+        noise_key_id=self.trainer.key_name,
         first_step=start,
       )
       start = end
     return ledger
 
   def _name(self) -> str:
-    return f"{self.fit.run_id} {self.work.phase}".rstrip()
+    return f"{self.trainer.run_id} {self.phase.subfolder}".rstrip()
 
   def _before_steps(self) -> str:
     """Restores the releases of before the first step. A second release with the same noise
     would reveal their difference."""
-    return trees.sha256(self.work.before_steps)
+    return trees.sha256(self.phase.before_steps)
 
   def _last_row(self) -> int | None:
     """Returns the number of the newest row that the checkpoint contains."""
-    rows = map(self.work.row_at, range(self.step, 0, -1))
+    rows = map(self.phase.row_at, range(self.step, 0, -1))
     return next((row for row in rows if row is not None), None)
 
   def charge(self) -> None:
     """Records one more step, also for an empty batch: its noise was released."""
-    promise = self.work.promise
+    promise = self.phase.promise
     if promise is not None:
       self.ledger = self.ledger.charge(
         promise.step_event(self.step),
         l2_clip_norm=promise.l2_bound,
         neighboring_relation=promise.relation,
-        noise_key_id=self.fit.key_name,
+        noise_key_id=self.trainer.key_name,
         first_step=self.step,
       )
     self.step += 1
@@ -514,20 +521,20 @@ class Running:
   def _measured(self) -> Scores:
     """Returns scores, and epsilon of the steps so far. One point of its curve costs as much
     as accounting for a whole run."""
-    work = self.work
-    row = job_lib.scored(work, self.state)
-    if work.promise is None or work.promise.kind == "none":
+    phase = self.phase
+    row = job_lib.scored(phase, self.state)
+    if phase.promise is None or phase.promise.kind == "none":
       return row
-    last = self.step == work.num_steps
-    return row | {"epsilon": self.final_epsilon if last else work.promise.curve(self.step)}
+    last = self.step == phase.num_steps
+    return row | {"epsilon": self.final_epsilon if last else phase.promise.curve(self.step)}
 
   def record(self, row_number: int, info: object) -> Scores:
     """Writes a row, and returns the values for the progress bar."""
     row = processes.on_first(self._measured)
-    row |= self.work.observe(self.state, info, self.step)
+    row |= self.phase.observe(self.state, info, self.step)
     if self.metrics is not None:
       self.metrics.write(row_number, row)
-    self.reached = self.work.enough(row)
+    self.reached = self.phase.enough(row)
     names = {"accuracy": "test_accuracy", "rmse": "test_rmse", "epsilon": "epsilon"}
     return {name: row[key] for name, key in names.items() if key in row}
 
@@ -536,7 +543,7 @@ class Running:
       "run": self._name(),
       "ledger": self.ledger.to_json(),
       "before_steps": self._before_steps(),
-      "seconds": self.fit.seconds(),
+      "seconds": self.trainer.seconds(),
       "reached": self.reached,
     }
     if self.metrics is not None:
@@ -544,40 +551,40 @@ class Running:
       meta["rows"] = self.metrics.durable()
     self.checkpoints.save(self.step, self.state, meta)
     self.saved_at = time.monotonic()
-    self.fit.on_save(self.step)
+    self.trainer.on_save(self.step)
 
   def _is_due(self) -> bool:
-    if self.work.save_every is not None:
-      return self.step % self.work.save_every == 0
+    if self.phase.save_every is not None:
+      return self.step % self.phase.save_every == 0
     return time.monotonic() - self.saved_at >= SAVE_SECONDS
 
   def go(self, received: list[int]) -> None:
     """Runs the remaining steps."""
-    work = self.work
+    phase = self.phase
     # The run was killed before its result was written.
-    if self.step == work.num_steps or self.reached:
+    if self.step == phase.num_steps or self.reached:
       return
     # Code loaded while JAX traces the first step must be part of the run's digest, too.
     first = True
-    with self._bar() as bar, _ended(work.draws(self.step)) as draws:
+    with self._bar() as bar, _ended(phase.draws(self.step)) as draws:
       for draw in draws:
         if first:
           # Checks the functions called while JAX traced the step, before the step writes
           # anything.
-          with run_code.watched(*self.fit.code):
-            self.state, info = job_lib.stepped(work, self.state, draw)
+          with run_code.watched(*self.trainer.code):
+            self.state, info = job_lib.stepped(phase, self.state, draw)
           first = False
         else:
-          self.state, info = job_lib.stepped(work, self.state, draw)
-          self.fit.check_code()
+          self.state, info = job_lib.stepped(phase, self.state, draw)
+          self.trainer.check_code()
         # Before the row and the checkpoint, so that no shown or saved epsilon lacks this
         # step.
         self.charge()
-        row = None if work.evaluate is None else work.row_at(self.step)
+        row = None if phase.evaluate is None else phase.row_at(self.step)
         shown = {} if row is None else self.record(row, info)
         # A signal reaches one process, but all must stop at the same step.
         stop = processes.largest(received[0] if received else 0)
-        last = self.step == work.num_steps or self.reached
+        last = self.step == phase.num_steps or self.reached
         if last or stop or self._is_due():
           self.save()
         if bar is not None:
@@ -588,14 +595,14 @@ class Running:
           raise Interrupted(stop, self.step)
     raise UserError(
       f"must yield a draw for each step; it ended after {self.step} of "
-      f"num_steps={work.num_steps}",
-      field="Work.draws",
+      f"num_steps={phase.num_steps}",
+      field="Phase.draws",
     )
 
   def _bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:
     if not processes.is_first():
       return contextlib.nullcontext()
-    return writers.progress(self.work.num_steps, self.step, self.work.name)
+    return writers.progress(self.phase.num_steps, self.step, self.phase.name)
 
   def close(self) -> None:
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.experiments.run.loop import Scores, Work
+from dpjax.experiments.run.loop import Phase, Scores
 
 Arrays = dict[str, Any]  # each a NumPy array, or a tree of them
 
@@ -20,14 +20,14 @@ def filled(
   *,
   name: str,
   evaluate: Callable[[Arrays], Scores] | None = None,
-  phase: str = "",
-) -> Work:
-  """Returns a work whose step t computes piece t; the arrays are its result.
+  subfolder: str = "",
+) -> Phase:
+  """Returns a phase whose step t computes piece t; the arrays are its result.
 
   Args:
     init: the arrays before the first piece.
     fill: (the arrays, t), which it changes in place.
-    name, evaluate, phase: as `Work` has them.
+    name, evaluate, subfolder: as `Phase` has them.
   """
 
   def step(state: Arrays, piece: int) -> tuple[Arrays, None]:
@@ -36,7 +36,7 @@ def filled(
     fill(held, piece)
     return held, None
 
-  return Work(
+  return Phase(
     num_steps=num_pieces,
     init=init,
     step=step,
@@ -44,5 +44,5 @@ def filled(
     released=lambda state: state,
     evaluate=evaluate,
     name=name,
-    phase=phase,
+    subfolder=subfolder,
   )

@@ -200,8 +200,8 @@ def of_plan(
 
   def statement(steps: int) -> str:
     text = plan.statement(deployed or num_records, steps, unit=unit or plan.unit)
-    told = [note, text, released(plan) if release else ""]
-    return "\n\n".join(part for part in told if part)
+    parts = [note, text, released(plan) if release else ""]
+    return "\n\n".join(part for part in parts if part)
 
   return Promise(
     kind=kind if plan.is_private else "none",
@@ -258,7 +258,7 @@ def of_event(
   ('proved', 1.993)
   """
   kinds = [(type(part).__name__, kind_of(part)) for part in accounting.parts(event)]
-  foreign = {name for name, found in kinds if is_user_defined(found)}
+  foreign = {name for name, kind in kinds if is_user_defined(kind)}
   failed = [f"{name}: its accounting is its author's word" for name in sorted(foreign)]
   if assumed:
     failed.append(assumed)
@@ -317,8 +317,8 @@ def named(assumptions: Iterable[str]) -> str:
 def check_nothing_asked(*, budget: float | None, release: bool) -> None:
   """Raises for settings that a run without a guarantee would ignore."""
   if release or budget is not None:
-    given = "release=True" if release else f"privacy.epsilon_budget={budget!r}"
-    raise UserError(f"{given}: needs an epsilon, and nothing is proved for this run")
+    shown = "release=True" if release else f"privacy.epsilon_budget={budget!r}"
+    raise UserError(f"{shown}: needs an epsilon, and nothing is proved for this run")
 
 
 def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
@@ -329,12 +329,14 @@ def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
   """
   if not note:
     return promised
-  told = promised.statement
-  found = dataclasses.replace(promised, statement=lambda steps: f"{note}\n\n{told(steps)}")
+  statement = promised.statement
+  noted_guarantee = dataclasses.replace(
+    promised, statement=lambda steps: f"{note}\n\n{statement(steps)}"
+  )
   if not assumed or promised.kind == "none":
-    return found
+    return noted_guarantee
   rests = (*promised.failed_assumptions, assumed)
-  return dataclasses.replace(found, kind="claimed", failed_assumptions=rests)
+  return dataclasses.replace(noted_guarantee, kind="claimed", failed_assumptions=rests)
 
 
 def asked(attack: accounting.AttackBound | None, delta: float) -> str:
@@ -395,10 +397,11 @@ def told(result: Mapping[str, Any]) -> str:
     meaning = f"{epsilon} ({kind}, {under}, per {result['unit']})"
     return f"{meaning}{attackers_told(result)}"
   theorem = result.get("claimed_epsilon_thm7")
-  own = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
+  by_theorem = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
   failed = named(result["failed_assumptions"])
   return (
-    f"{epsilon} (CLAIMED, {under}{own}; nothing is proved; fails or is assumed: {failed})"
+    f"{epsilon} (CLAIMED, {under}{by_theorem}; nothing is proved; "
+    f"fails or is assumed: {failed})"
   )
 
 

@@ -24,9 +24,9 @@ def versions() -> dict[str, str | None]:
   >>> sorted(versions())[:4]
   ['dp_accounting', 'dpjax', 'flax', 'git_commit']
   """
-  found = {name: _version(name) for name in _DISTRIBUTIONS}
-  own = {"python": platform.python_version(), "git_commit": git_commit(_PACKAGE)}
-  return found | own
+  libraries = {name: _version(name) for name in _DISTRIBUTIONS}
+  platform_facts = {"python": platform.python_version(), "git_commit": git_commit(_PACKAGE)}
+  return libraries | platform_facts
 
 
 def device(used: int | None = None, mesh: str | None = None) -> str:

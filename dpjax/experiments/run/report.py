@@ -170,10 +170,10 @@ def _draw_epsilon(
       linewidth=1.2, drawstyle="steps-pre",
     )  # fmt: skip
   # Titles begin at the axes, behind the half inch of their names and ticks.
-  letters = int((min(look.width, 3.45) - 0.6) / pictures.letter(look.font_size))
+  characters = int((min(look.width, 3.45) - 0.6) / pictures.letter(look.font_size))
   lines = [f"epsilon {upper(values[-1])}", meaning(result)]
   lines.append(promise.attackers_told(result).removeprefix(", "))
-  title = "\n".join(textwrap.fill(line, letters) for line in lines if line)
+  title = "\n".join(textwrap.fill(line, characters) for line in lines if line)
   pictures.dress(axes, look=look, title=title, xlabel=xlabel, ylabel="epsilon spent so far")
   axes.set_ylim(bottom=0)
 

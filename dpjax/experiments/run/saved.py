@@ -20,7 +20,7 @@ import numpy as np
 from flax import traverse_util
 
 from dpjax import data, names, trees
-from dpjax.experiments.run import streams, workdir, writers
+from dpjax.experiments.run import run_keys, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -48,28 +48,28 @@ def read(path: str, field: str) -> dict[str, np.ndarray]:
   return {name: _numbers(array, f"{at}: {name}") for name, array in arrays.items()}
 
 
-def _numbers(array: np.ndarray, told: str) -> np.ndarray:
-  """Returns the array. Raises UserError, beginning with `told`, if it cannot be a
+def _numbers(array: np.ndarray, label: str) -> np.ndarray:
+  """Returns the array. Raises UserError, beginning with `label`, if it cannot be a
   parameter."""
   floats = jnp.issubdtype(array.dtype, jnp.floating)
   if not floats:
-    raise UserError(f"{told}: must hold floating point numbers, not {array.dtype}")
+    raise UserError(f"{label}: must hold floating point numbers, not {array.dtype}")
   # JAX accepts only numbers of the native byte order.
   if not array.dtype.isnative:
-    raise UserError(f"{told}: must be of this machine's byte order, not {array.dtype.str}")
+    raise UserError(f"{label}: must be of this machine's byte order, not {array.dtype.str}")
   # One NaN would make every loss and every clipped gradient NaN.
   if not np.isfinite(np.asarray(array, np.float64)).all():
-    raise UserError(f"{told}: holds NaN or infinity")
+    raise UserError(f"{label}: holds NaN or infinity")
   return array
 
 
 def in_place_of(
-  like: Params, arrays: Mapping[str, np.ndarray], told: str, fresh: tuple[str, ...] = ()
+  like: Params, arrays: Mapping[str, np.ndarray], label: str, fresh: tuple[str, ...] = ()
 ) -> Params:
   """Returns the arrays in the structure of `like`. Leaves named in `fresh` stay unchanged.
 
   Raises:
-    UserError: beginning with `told`, other leaves or shapes: of another model; or numbers that
+    UserError: beginning with `label`, other leaves or shapes: of another model; or numbers that
       its dtypes cannot hold.
   """
   leaves = trees.named_leaves(like)
@@ -79,27 +79,27 @@ def in_place_of(
     wanted = np.shape(leaves[name]) if name in leaves else "no such leaf"
     if got != wanted:
       raise UserError(
-        f"{told}: does not fit the model of this config: {name} has shape {got} there, {wanted} "
+        f"{label}: does not fit the model of this config: {name} has shape {got} there, {wanted} "
         "in the model"
       )
-  found = [
-    leaf if name in fresh else _cast(arrays[name], leaf.dtype, f"{told}: {name}")
+  fitted_leaves = [
+    leaf if name in fresh else _cast(arrays[name], leaf.dtype, f"{label}: {name}")
     for name, leaf in leaves.items()
   ]
-  return jax.tree.unflatten(treedef, found)
+  return jax.tree.unflatten(treedef, fitted_leaves)
 
 
-def _cast(array: np.ndarray, dtype: Any, told: str) -> np.ndarray:
-  """Casts the array to the dtype of the model. Raises UserError, beginning with `told`, if
+def _cast(array: np.ndarray, dtype: Any, label: str) -> np.ndarray:
+  """Casts the array to the dtype of the model. Raises UserError, beginning with `label`, if
   it does not fit."""
   if array.dtype == dtype:
     return array
   with np.errstate(over="ignore"):
     cast = array.astype(dtype)
   if not np.isfinite(np.asarray(cast, np.float64)).all():
-    raise UserError(f"{told}: holds numbers beyond {dtype}, the type of the model's own")
+    raise UserError(f"{label}: holds numbers beyond {dtype}, the type of the model's own")
   # A cast rounds, so the model is not bit for bit the trained one.
-  writers.warn(f"{told}: is {array.dtype}, cast to {dtype}")
+  writers.warn(f"{label}: is {array.dtype}, cast to {dtype}")
   return cast
 
 
@@ -158,28 +158,28 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   if path is None:
     return []
   path = names.weights_file(path)
-  told = f"pretrained={path!r}"
+  label = f"pretrained={path!r}"
   # A result beside safetensors may belong to another file.
   unbound = path.endswith(".safetensors")
   result = (
-    _beside(path) if unbound else result_of(path, _nested(read(path, "pretrained"), told))
+    _beside(path) if unbound else result_of(path, _nested(read(path, "pretrained"), label))
   )
   if result is None:
     raise UserError(
-      f"{told}: no result.json of these parameters lies beside it, so nothing says which data "
+      f"{label}: no result.json of these parameters lies beside it, so nothing says which data "
       "they know, and no epsilon would hold; give the params.npz in the folder of its run"
     )
-  own = result.get("dataset")
-  known = [str(own)] if own else []
+  dataset = result.get("dataset")
+  known = [str(dataset)] if dataset else []
   known += map(str, result.get(PRETRAINED_ON) or [])
-  if unbound or not own:
+  if unbound or not dataset:
     known.insert(0, _UNNAMED)
   seen = _bare(data_name) in map(_bare, known)
   # By digest as well as by name: the same records may have another name.
   remembered = workdir.remembered(pathlib.Path(path).parent) or {}
-  if seen or streams.data_of(remembered) == data.digest(train):
+  if seen or run_keys.data_of(remembered) == data.digest(train):
     raise UserError(
-      f"{told}: was trained on {data_name!r}, the data of this run, whose epsilon would leave "
+      f"{label}: was trained on {data_name!r}, the data of this run, whose epsilon would leave "
       "out what the first parameters know of them; must be of other data"
     )
   return known
@@ -196,13 +196,13 @@ def _bare(name: str) -> str:
   return name if names.is_path(name) else name.partition(":")[0]
 
 
-def _nested(arrays: Mapping[str, np.ndarray], told: str) -> dict[str, Any]:
+def _nested(arrays: Mapping[str, np.ndarray], label: str) -> dict[str, Any]:
   """Returns the tree whose leaves have these names."""
   split = {tuple(name.split("/")): leaf for name, leaf in arrays.items()}
   try:
     return traverse_util.unflatten_dict(split)
   except (TypeError, AttributeError, IndexError, ValueError) as error:
-    raise UserError(f"{told}: one array has the name of a folder of others") from error
+    raise UserError(f"{label}: one array has the name of a folder of others") from error
 
 
 def assumed(path: str | None, known: list[str]) -> str:

@@ -58,7 +58,7 @@ def settled(
   now = config
   while True:
     table = unread(now)
-    found = [
+    choices = [
       path
       for path in set_paths(now)
       if path not in dropped
@@ -66,11 +66,11 @@ def settled(
       and reason(path, asked) is None
       and was_read(path)
     ]
-    if not found:
+    if not choices:
       break
     # A field may lose its only reader when another one goes back to its default.
-    now = _at_default(now, found)
-    dropped += found
+    now = _at_default(now, choices)
+    dropped += choices
   # A default must never take effect. If it would, everything stays as it was, to be
   # refused.
   table = unread(now)
@@ -107,8 +107,8 @@ def _at_default(config: Any, paths: Iterable[str]) -> Any:
     parent, _, key = path.rpartition(".")
     if parent.endswith(_OPTIONS):
       options = fields.get(config, parent)
-      rest = {name: value for name, value in options.items() if name != key}
-      config = fields.replace(config, parent, rest)
+      others = {name: value for name, value in options.items() if name != key}
+      config = fields.replace(config, parent, others)
       continue
     empty = _empty_room(config, path)
     leaf = next((leaf for leaf in fields.leaves(config) if leaf.path == path), None)
@@ -217,8 +217,8 @@ def of_command_line(
   with contextlib.suppress(UserError):
     unread = kind.unread
     table = unread(before)
-    given = {*set_paths(before)}
-    was_read = lambda path: path in given and reason(path, table) is None
+    paths_set = {*set_paths(before)}
+    was_read = lambda path: path in paths_set and reason(path, table) is None
     config, dropped = settled(config, [path for path, _ in steps], unread, was_read)
     line = told(before, steps, dropped, unread)
   _check(before, config, [path for path, _ in steps], kind, dropped=bool(line))
@@ -227,10 +227,12 @@ def of_command_line(
 
 def unread_by_all(config: Any, tables: Sequence[Mapping[str, str]]) -> Unused:
   """Returns the fields of a config that every one of its runs' tables holds."""
-  found = {path: [reason(path, dict(table)) for table in tables] for path in
+  reasons_of = {path: [reason(path, dict(table)) for table in tables] for path in
            all_paths(config)}  # fmt: skip
   return {
-    path: str(reasons[0]) for path, reasons in found.items() if reasons and all(reasons)
+    path: str(reasons[0])
+    for path, reasons in reasons_of.items()
+    if reasons and all(reasons)
   }
 
 

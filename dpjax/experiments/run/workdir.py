@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax import files, names, trees, validate
 from dpjax.experiments.config import fields
-from dpjax.experiments.run import checkpoint, config_names, streams, writers
+from dpjax.experiments.run import checkpoint, config_names, run_keys, writers
 from dpjax.types import Config, Params
 from dpjax.validate import UserError, Verbatim
 
@@ -64,8 +64,8 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   if path.exists():
     wanted = writers.plain(fields.to_dict(config))
     elsewhere = tuple(f"config.{name}:" for name in _where(config))
-    found = _differences(writers.read_json(path), wanted)
-    differences = [text for text in found if not text.startswith(elsewhere)]
+    differences_seen = _differences(writers.read_json(path), wanted)
+    differences = [text for text in differences_seen if not text.startswith(elsewhere)]
     if differences:
       raise UserError(
         f"holds a run of another config ({differences[0]}); choose another "
@@ -143,7 +143,7 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
 def remember(
   workdir: pathlib.Path, meta: dict[str, Any], *, before: dict[str, Any] | None
 ) -> None:
-  """Stores what a run needs in order to resume (`streams.to_meta`), as secret as the data.
+  """Stores what a run needs in order to resume (`run_keys.to_meta`), as secret as the data.
 
   Raises:
     UserError: the folder does not remember `before` (None: nothing) any more: since it was
@@ -171,11 +171,11 @@ def _remember(workdir: pathlib.Path, meta: dict[str, Any]) -> None:
 
 def _seal(config: Config, result: Mapping[str, Any]) -> str:
   """Returns a digest of config and result, from public values only."""
-  told = {name: value for name, value in result.items() if name != _SEAL}
+  unsealed = {name: value for name, value in result.items() if name != _SEAL}
   held = fields.to_dict(config)
   for name in _where(config):
     held.pop(name)
-  content = config_names.canonical(writers.plain([held, told]))
+  content = config_names.canonical(writers.plain([held, unsealed]))
   return hashlib.sha256(f"dpjax result {json.dumps(content)}".encode()).hexdigest()
 
 
@@ -219,9 +219,9 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
     )
   # Also if the checkpoints, which hold it too, are gone.
   if "user_code" in result:
-    own = names.sources(fields.to_dict(config))
-    code = streams.code_of(config)
-    streams.check_code(result, own, code, workdir=workdir, done=True)
+    user_code = names.sources(fields.to_dict(config))
+    code = run_keys.code_of(config)
+    run_keys.check_code(result, user_code, code, workdir=workdir, done=True)
   _check_files(workdir, result.get(FILES, {}))
   return result
 

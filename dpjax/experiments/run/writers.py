@@ -187,8 +187,8 @@ def room_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iter
 
 
 @contextmanager
-def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
-  """Excludes every other process from the same block, by `workdir`/`room`/lock.
+def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
+  """Excludes every other process from the same block, by `workdir`/`subfolder`/lock.
 
   The operating system releases the lock with the process, however that ends, and with those that
   have inherited the file descriptor, which the block is given. Two runs in one
@@ -198,9 +198,9 @@ def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
   Raises:
     UserError: another process holds it; something is there that is no file.
   """
-  path = workdir / room / LOCK
+  path = workdir / subfolder / LOCK
   make_folder(workdir)
-  if room:
+  if subfolder:
     secret_folder(path.parent)  # the state of a run
   private = lambda name, flags: os.open(name, flags, 0o600)
   # Opening a pipe without a reader would never return, and locking a device would lock it
@@ -401,14 +401,14 @@ def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
     return []
   validate.no_pipe(path, str(path))
   lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-  found = []
+  entries = []
   for index, line in enumerate(lines):
     entry = _entry(line)
     if entry is not None:
-      found.append((line, entry))
+      entries.append((line, entry))
     elif index + 1 < len(lines):
       raise UserError(f"{path}: line {index + 1} is not a JSON object with a step")
-  return found
+  return entries
 
 
 def _entry(line: str) -> dict[str, Any] | None:

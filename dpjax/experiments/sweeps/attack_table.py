@@ -15,7 +15,13 @@ from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack import build, table
-from dpjax.experiments.kinds.attack.config import AttackConfig, check, other, room, unread
+from dpjax.experiments.kinds.attack.config import (
+  AttackConfig,
+  attacked_config,
+  check,
+  other,
+  unread,
+)
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.run.loop import Job
@@ -42,13 +48,13 @@ def points(config: AttackConfig) -> list[Point]:
   """
   alone = alone_as(config)
 
-  def told(label: str, run: AttackConfig) -> dict[str, Any]:
+  def row_facts(label: str, run: AttackConfig) -> dict[str, Any]:
     attack, _, defence = label.rpartition(", ")
     named = {"attack": attack or name_of(run, "attack"), "defence": defence}
     return named | {"beside": config.beside.get(label, "")}
 
-  found = labelled.points(
-    config, alone=alone, check=check, told=told, unread=unread, settle=_settle
+  all_points = labelled.points(
+    config, alone=alone, check=check, row_facts=row_facts, unread=unread, settle=_settle
   )
   labels = config.rows or [alone]
   strange = [label for label in config.beside if label not in labels]
@@ -56,10 +62,10 @@ def points(config: AttackConfig) -> list[Point]:
     raise UserError(
       f"is no row; rows are {', '.join(labels)}", field=f"beside[{strange[0]!r}]"
     )
-  attacked = {point.config.attack.room for point in found}
+  attacked = {point.config.attack.section for point in all_points}
   others = {"train", "federate"} - attacked
   unread_lib.refuse(config, dict.fromkeys(others, "a row that attacks it"))
-  return found
+  return all_points
 
 
 def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
@@ -68,7 +74,7 @@ def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
   for name, value in changes.items():
     if name.partition(".")[0] == other(run):
       raise WouldBeIgnored(
-        f"would be ignored, this row attacks {run.attack.room}; leave it out",
+        f"would be ignored, this row attacks {run.attack.section}; leave it out",
         field=f"{where}.{name}",
         value=value,
       )
@@ -89,7 +95,7 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
   last = engine.LastData(lambda attacked: loader(attacked)(attacked))
 
   def job(run: AttackConfig) -> Job:
-    return build.build(run, build.named(run, last, room(run)))
+    return build.build(run, build.named(run, last, attacked_config(run)))
 
   return labelled.run_all(
     config,
@@ -104,8 +110,8 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
 
 def is_above(row: Row) -> bool:
   """Whether an attack of a finished run exceeds its guarantee."""
-  found = row.get("attacks", {}).values()
-  return any(one["against_line"] == "above" for one in found)
+  attacks = row.get("attacks", {}).values()
+  return any(judged["against_line"] == "above" for judged in attacks)
 
 
 def _unread_of_table(config: AttackConfig) -> Unused:

@@ -305,11 +305,11 @@ def _dress(
   axes: Axes, lines: list[Line], axis: Axis, look: Look, *, name: bool, relation: str
 ) -> None:
   """Gives a panel its names: of its line, where it has one, and of a relation of its own."""
-  letters = int((_PANEL[0] - 0.25) / pictures.letter(look.font_size - 0.5))
+  characters = int((_PANEL[0] - 0.25) / pictures.letter(look.font_size - 0.5))
   heading = [lines[0].label or _OURS] if name else []
   heading += [relation] * bool(relation)
   if name:
-    heading = [textwrap.fill(text, letters, break_on_hyphens=False) for text in heading]
+    heading = [textwrap.fill(text, characters, break_on_hyphens=False) for text in heading]
   ylabel = "test error (%)" if axis.is_error else pictures.in_words(axis.y)
   xlabel = pictures.in_words(axis.x)
   pictures.dress(axes, look, title="\n".join(heading), xlabel=xlabel, ylabel=ylabel)
@@ -434,9 +434,9 @@ def _name_ends(axes: Axes, lines: list[Line], axis: Axis, look: Look) -> None:
     ends += [(line.label, heights[0], line.color)] if heights and line.label else []
   if ends:
     # A third of the panel, so that the lines keep most of it.
-    room = axes.get_window_extent().width / axes.figure.dpi
-    letters = max(10, int(room / 3 / pictures.letter(look.font_size)))
-    pictures.label_ends(axes, look, ends, letters=letters)
+    width = axes.get_window_extent().width / axes.figure.dpi
+    characters = max(10, int(width / 3 / pictures.letter(look.font_size)))
+    pictures.label_ends(axes, look, ends, characters=characters)
 
 
 def _dots(

@@ -90,16 +90,16 @@ def spread(
   }
   axes = {variant: axes_of(config) for variant, config in bases.items()}
   # Counted before they are made: a typing error in an axis may ask for billions.
-  count = sum(math.prod(map(len, own.values())) for own in axes.values())
+  count = sum(math.prod(map(len, values.values())) for values in axes.values())
   if count > rules.MOST_RUNS:
     raise UserError(f"has {count} runs; must be at most {rules.MOST_RUNS}", field=name)
-  found = []
+  runs = []
   for variant, config in bases.items():
     for values in itertools.product(*axes[variant].values()):
       chosen = dict(zip(axes[variant], values))
       run = fields.replace_all(config, chosen, name=name)
-      found.append(Changed(variant, {**variants[variant], **chosen}, chosen, run))
-  return found
+      runs.append(Changed(variant, {**variants[variant], **chosen}, chosen, run))
+  return runs
 
 
 def resettled(
@@ -154,16 +154,16 @@ def expand(
   if unread is not None:
     changed = [(run.config, run.changes) for run in runs]
     configs = resettled(base, changed, unread)
-  found = []
+  points = []
   for run, (config, dropped) in zip(runs, configs):
-    made = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
+    made_point = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
     # An error names its run, since a grid has many.
     try:
-      check(made.config)
+      check(made_point.config)
     except UserError as error:
-      raise error.at(made.name) from error
-    found.append(made)
-  return found
+      raise error.at(made_point.name) from error
+    points.append(made_point)
+  return points
 
 
 def slug(label: str) -> str:
@@ -191,11 +191,11 @@ def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[P
   """
   if only is None:
     return points
-  told = lambda point: (point.name, str(point.overrides.get("variant", point.name)))
+  names_of = lambda point: (point.name, str(point.overrides.get("variant", point.name)))
   meant = lambda name: name == only or fnmatch.fnmatchcase(name, only)
-  wanted = {point.name for point in points if any(map(meant, told(point)))}
+  wanted = {point.name for point in points if any(map(meant, names_of(point)))}
   if not wanted:
-    known = list(dict.fromkeys(told(point)[1] for point in points))
+    known = list(dict.fromkeys(names_of(point)[1] for point in points))
     some = ", ".join([*known[:3], "..."] if len(known) > 3 else known)
     raise UserError(f"must be a pattern of one of {some}", field="only", value=only)
   # Finished points are drawn with the others, so that a table never loses rows.
@@ -240,11 +240,11 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
   tell_dropped(now.points)
   with (
     writers.alone_in(workdir) as lock,
-    contextlib.closing(_rows(now, workdir, num_processes, lock)) as ended,
+    contextlib.closing(_rows(now, workdir, num_processes, lock)) as outcomes,
   ):
     left_out = _failed_of_the_rest(grid, now, workdir)
     rows = {}
-    for count, (point, (row, ran)) in enumerate(ended, start=1):
+    for count, (point, (row, ran)) in enumerate(outcomes, start=1):
       rows[point.name] = row
       line = told(row, grid.y)
       if grid.tell is not None and row["status"] != "failed":
@@ -263,22 +263,22 @@ def tell_dropped(points: Iterable[Point]) -> None:
   for point in points:
     if point.dropped:
       names.setdefault(point.dropped, []).append(point.name)
-  told = []
+  lines = []
   for dropped, (first, *others) in names.items():
     also = f" and {len(others)} more" if others else ""
-    told.append(f"{first}{also} takes no {', '.join(dropped)}")
-  if told:
-    writers.note(f"{'; '.join(told)}; the values of the whole are dropped there")
+    lines.append(f"{first}{also} takes no {', '.join(dropped)}")
+  if lines:
+    writers.note(f"{'; '.join(lines)}; the values of the whole are dropped there")
 
 
 def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:
   """Reads the failed points outside this call from sweep.json."""
-  rest = {point.name for point in grid.points} - {point.name for point in now.points}
-  if not rest or not (workdir / FILE).exists():
+  others = {point.name for point in grid.points} - {point.name for point in now.points}
+  if not others or not (workdir / FILE).exists():
     return {}
   try:
     known = {row["name"]: row for row in writers.read_json(workdir / FILE)["rows"]}
-    return {n: known[n] for n in rest & set(known) if known[n]["status"] == "failed"}
+    return {n: known[n] for n in others & set(known) if known[n]["status"] == "failed"}
   except (KeyError, TypeError):
     raise UserError(
       f"{FILE} there is not that of a sweep", field="workdir", value=workdir
@@ -332,10 +332,10 @@ def grouped(points: Iterable[Point]) -> list[Point]:
 
 def _data_key(config: Any) -> str:
   held = fields.to_dict(config)
-  rooms = [held[room] for room in ("data", "model", "partition") if room in held]
+  parts = [held[name] for name in ("data", "model", "partition") if name in held]
   # features are standardised one by one, or left unscaled for statistics over all
-  rooms.append(held.get("privacy", {}).get("normalization", {}).get("name"))
-  return json.dumps(writers.plain(rooms))
+  parts.append(held.get("privacy", {}).get("normalization", {}).get("name"))
+  return json.dumps(writers.plain(parts))
 
 
 class LastData:

@@ -16,7 +16,7 @@ from typing import Any
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.relevance import build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
-from dpjax.experiments.run import loop, streams, writers
+from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.sweeps import claims, engine, panels, unused
@@ -35,14 +35,14 @@ def points(config: RelevanceConfig) -> list[Point]:
   """
   check(config)
   unused.refuse_curves(config)
-  found = engine.expand(
+  all_points = engine.expand(
     config, config.curves or {config.method: {}}, _axes, _point,
     check=check, name="num_seeds, with curves and epsilons,", where="config.curves",
   )  # fmt: skip
-  if len({point.name for point in found}) < len(found):
+  if len({point.name for point in all_points}) < len(all_points):
     raise UserError("two labels or two epsilons give runs of the same name", field="curves")
   # Ordered by seed, so that an interrupted experiment has every curve once.
-  return sorted(found, key=lambda point: point.config.seed)
+  return sorted(all_points, key=lambda point: point.config.seed)
 
 
 def _axes(curve: RelevanceConfig) -> engine.Axes:
@@ -74,20 +74,20 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
       is wrong with one run of several is recorded in its row, and the others go on.
   """
   workdir = pathlib.Path(workdir)
-  found = points(config)
-  if len(found) == 1:
+  all_points = points(config)
+  if len(all_points) == 1:
     # Its folder is that of the experiment, and keeps the experiment's config.
-    point = found[0]
+    point = all_points[0]
     job = build.build(point.config, curve=_curve(point))._replace(config=config)
     row = engine.head(point) | loop.run(job, workdir)
     build.forget(workdir)
     _draw(config, "", workdir, [row])
     print(engine.told(row, "test_accuracy"), flush=True)
     return [row]
-  check_folders(found, workdir)
+  check_folders(all_points, workdir)
   kept = lambda point, result: result
   draw = functools.partial(_draw, config, "points")
-  grid = Grid(config, found, _train, lambda config: {}, kept, draw)
+  grid = Grid(config, all_points, _train, lambda config: {}, kept, draw)
   return engine.run(grid, workdir)
 
 
@@ -96,25 +96,25 @@ def _curve(point: Point) -> str:
 
 
 def _draw(
-  config: RelevanceConfig, room: str, workdir: pathlib.Path, rows: list[Row]
+  config: RelevanceConfig, subfolder: str, workdir: pathlib.Path, rows: list[Row]
 ) -> None:
   if rows:
-    folders = [workdir / room / row["name"] if room else workdir for row in rows]
+    folders = [workdir / subfolder / row["name"] if subfolder else workdir for row in rows]
     panels.draw(workdir, config, rows, list(map(writers.read_metrics, folders)))
     claims.write(workdir, rows)
 
 
-def check_folders(found: list[Point], workdir: pathlib.Path) -> None:
+def check_folders(all_points: list[Point], workdir: pathlib.Path) -> None:
   """Raises UserError, before anything runs, where a run has another config or other data."""
-  folders = {point.name: engine.folder(workdir, point.name) for point in found}
+  folders = {point.name: engine.folder(workdir, point.name) for point in all_points}
   over = all((folder / writers.RESULT).exists() for folder in folders.values())
   load = engine.LastData(lambda config: {})
-  for point in engine.grouped(found):
+  for point in engine.grouped(all_points):
     held = owner.known(folders[point.name], point.config)
     # {}: written by an earlier version, so nothing may be added
     if held or (held is not None and not over):
       digest = build.data_digest(point.config, load(point.config))
-      streams.check_data(held, digest, name=point.config.data.name, workdir=workdir)
+      run_keys.check_data(held, digest, name=point.config.data.name, workdir=workdir)
 
 
 def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
@@ -135,7 +135,7 @@ def _copied(source: pathlib.Path, folder: pathlib.Path, point: Point) -> Row:
   """Copies the run without privacy to another panel."""
   owner.claim(folder, point.config)
   # The copy draws nothing, so it must not hold the keys of the original.
-  held = streams.without_keys(owner.remembered(source) or {})
+  held = run_keys.without_keys(owner.remembered(source) or {})
   owner.remember(folder, held, before=owner.remembered(folder))
   for name in (writers.METRICS, owner.PARAMS):
     shutil.copy(source / name, folder / name)

@@ -3,7 +3,7 @@
 `engine` runs it. The base is a central run (`TrainConfig`) or a federated one (`FedConfig`).
 
 The runs of one sweep do not share randomness, though they may share a seed: every run
-derives its noise and batches from its whole config and its data (`build.streams`). What they
+derives its noise and batches from its whole config and its data (`build.run_keys`). What they
 cost together is their sum, on whichever data they ran: see `cost.charge`.
 """
 
@@ -115,13 +115,13 @@ def points(config: SweepConfig) -> list[Point]:
   _check(config)
   axes = {**config.grid, "seed": config.seeds}
   kind = kind_of(config.base)
-  found = engine.expand(
+  all_points = engine.expand(
     config.base, config.variants or {"": {}}, lambda base: axes, _point,
     check=kind.check, name="grid", where="variants", unread=kind.unread,
   )  # fmt: skip
-  unused.refuse(config, found)
-  _check_alike(found)
-  return found
+  unused.refuse(config, all_points)
+  _check_alike(all_points)
+  return all_points
 
 
 def placed(config: SweepConfig) -> list[Point]:
@@ -131,9 +131,9 @@ def placed(config: SweepConfig) -> list[Point]:
   Raises:
     UserError: as there; an x that is no number, or none in some run.
   """
-  found = points(config)
-  _check_positions(config, found)
-  return found
+  all_points = points(config)
+  _check_positions(config, all_points)
+  return all_points
 
 
 def kind_of(base: TrainConfig | FedConfig) -> RunKind:
@@ -147,11 +147,11 @@ def _is_private(config: Any) -> bool:
   return privacy.method not in ("none", "sgd") and privacy.noise_multiplier != 0
 
 
-def _check_alike(found: list[Point]) -> None:
+def _check_alike(all_points: list[Point]) -> None:
   """Raises UserError for two identical runs, and for runs that share noise and batches. The
-  execution of a federated run changes only the rounding, not the streams."""
+  execution of a federated run changes only the rounding, not the keys."""
   seen: dict[Any, str] = {}
-  for point in found:
+  for point in all_points:
     config = point.config
     digest = kind_of(config).digest(config)
     private = _is_private(config) and not config.release
@@ -197,13 +197,17 @@ def _lines(config: SweepConfig, rows: list[Row]) -> tuple[list[Row], str | None]
   ]
   named = named or rows
   settings = collections.defaultdict(set)
-  told = [", ".join(_word(row[name]) for name in varied if name in row) for row in rows]
-  for row, setting in zip(named, told):
+  setting_texts = [
+    ", ".join(_word(row[name]) for name in varied if name in row) for row in rows
+  ]
+  for row, setting in zip(named, setting_texts):
     place = row.get(config.x) if row.get("epsilon_kind") != "none" else None
     settings[repr((row.get(config.series or ""), place))].add(setting)
   if max(map(len, settings.values()), default=0) < 2:
     return named, config.series
-  return [{**row, "setting": setting} for row, setting in zip(rows, told)], "setting"
+  return [
+    {**row, "setting": setting} for row, setting in zip(rows, setting_texts)
+  ], "setting"
 
 
 def _word(value: Any) -> str:
@@ -246,12 +250,12 @@ def run_sweep(
     raise UserError(
       "its runs are chosen by tuning.run_selection", field="selection.enabled", value=True
     )
-  found = placed(config)
+  all_points = placed(config)
   train = functools.partial(_train, train_fn)
   load = load_fn or _no_data
   kept = functools.partial(_kept, config)
   draw = functools.partial(_draw, config)
-  grid = engine.Grid(config, found, train, load, kept, draw, config.y, only=only)
+  grid = engine.Grid(config, all_points, train, load, kept, draw, config.y, only=only)
   rows = engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
   finished = [row for row in rows if row["status"] == "done"]
   if finished:
@@ -341,7 +345,7 @@ def _check_variants(config: SweepConfig) -> None:
     raise UserError("there are no variants", field="series", value="variant")
 
 
-def _check_positions(config: SweepConfig, found: list[Point]) -> None:
+def _check_positions(config: SweepConfig, all_points: list[Point]) -> None:
   """Raises UserError for an x that is already known to give a run no place."""
   if config.x == "variant":
     raise UserError(
@@ -349,7 +353,7 @@ def _check_positions(config: SweepConfig, found: list[Point]) -> None:
       field="x",
       value="variant",
     )
-  for point in found if config.x in _config_axes(config) else ():
+  for point in all_points if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
     placed = value is not None and not isinstance(value, str | bool)
     # Runs without a guarantee are drawn without a position.
@@ -372,11 +376,11 @@ def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
   """Picks the values of a row from a result; raises if a value to be drawn is missing."""
   axes = {path: fields.get(point.config, path) for path in _config_axes(config)}
   drawn = {"x": config.x, "y": config.y, "series": config.series}
-  given = {*axes, *point.overrides, None}
+  varied = {*axes, *point.overrides, None}
   for name, key in drawn.items():
-    if name == "y" or key not in given:
+    if name == "y" or key not in varied:
       validate.one_of(result, **{name: key})
-  for key in (config.y, *({config.x} - given)):
+  for key in (config.y, *({config.x} - varied)):
     curve.numeric(result, key)
   wanted = (*writers.RESULT_KEYS[:-1], *_MORE_KEYS, *drawn.values())  # not versions
   audited = {"refuted": result["audit"]["refuted"]} if "audit" in result else {}

@@ -39,7 +39,7 @@ def points(
   *,
   alone: str,
   check: Callable[[Config], None],
-  told: Callable[[str, Config], dict[str, Any]],
+  row_facts: Callable[[str, Config], dict[str, Any]],
   unread: Callable[[Config], Unused],
   settle: Callable[[Config, Mapping[str, Any], str], None] = lambda *row: None,
 ) -> list[Point]:
@@ -48,7 +48,7 @@ def points(
   Args:
     alone: the label where the config is one run.
     check: (run) -> None; raises UserError if the run is refused.
-    told: (label, run) -> what tells it from the other runs.
+    row_facts: (label, run) -> what tells it from the other runs.
     unread: (run) -> the fields that it does not read (`engine.resettled`).
     settle: (run, its changes, their place), before it is checked.
 
@@ -63,16 +63,16 @@ def points(
     settle(run, changes, f"rows[{label!r}]")
     runs.append((run, changes))
   base = fields.replace_all(config, whole)
-  found = []
+  all_points = []
   for label, (run, dropped) in zip(rows, engine.resettled(base, runs, unread)):
     try:
       check(run)
     except UserError as error:
       raise (error.at(f"rows[{label!r}]") if config.rows else error) from error
-    found.append(Point(_folder(label), run, told(label, run), tuple(dropped)))
-  if len({point.name for point in found}) < len(found):
+    all_points.append(Point(_folder(label), run, row_facts(label, run), tuple(dropped)))
+  if len({point.name for point in all_points}) < len(all_points):
     raise UserError("two labels give runs of the same name", field="rows")
-  return found
+  return all_points
 
 
 def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
@@ -82,7 +82,7 @@ def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
     UserError: an unknown field or value, or a field of the whole table.
   """
   whole = {name: getattr(type(config)(), name) for name in config.of_table}
-  found = []
+  runs = []
   for label, changes in (config.rows or {alone: {}}).items():
     where = f"rows[{label!r}]"
     for name in whole:
@@ -90,8 +90,8 @@ def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
         raise WouldBeIgnored(
           "would be ignored, it is of the whole table", field=f"{where}.{name}"
         )
-    found.append((label, fields.replace_all(config, {**whole, **changes}, name=where)))
-  return found
+    runs.append((label, fields.replace_all(config, {**whole, **changes}, name=where)))
+  return runs
 
 
 def unread_of_rows(config: Any, alone: str, unread: Callable[[Any], Unused]) -> Unused:
@@ -111,7 +111,7 @@ def _folder(label: str) -> str:
 
 def run_all(
   config: Table,
-  found: list[Point],
+  all_points: list[Point],
   workdir: pathlib.Path | str,
   *,
   job: Callable[[Any], loop.Job],
@@ -124,7 +124,7 @@ def run_all(
   Each lives in `workdir`/points/NAME, with sweep.json beside them.
 
   Args:
-    found: `points`.
+    all_points: `points`.
     job: job of the config of a run.
     write: `write(folder, rows, title=...)`, files about the finished runs.
     tell, unreleased: as `engine.Grid` has them.
@@ -135,7 +135,7 @@ def run_all(
   """
   grid = Grid(
     config=config,
-    points=found,
+    points=all_points,
     train=lambda point, folder, shared: loop.run(job(point.config), folder),
     load=lambda config: None,
     kept=lambda point, result: result,

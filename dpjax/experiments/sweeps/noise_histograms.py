@@ -95,14 +95,16 @@ def run(
     {"from": a, "to": b} for a, b in itertools.pairwise(edges)
   ]
   rows = []
-  for index, law in enumerate(laws(num_features)):
+  for index, noise_kind in enumerate(laws(num_features)):
     # A key for each noise, so that their draws are independent.
     key = jax.random.fold_in(jax.random.key(seed), index)
-    draws = np.asarray(law.sample(key, jnp.zeros(num_draws), law.scale), np.float64)
+    draws = np.asarray(
+      noise_kind.sample(key, jnp.zeros(num_draws), noise_kind.scale), np.float64
+    )
     counts, _ = np.histogram(draws, edges)
     for row, count in zip(histograms, counts):
-      row[law.name] = int(count)
-    rows.append(_row(law, draws))
+      row[noise_kind.name] = int(count)
+    rows.append(_row(noise_kind, draws))
   pictures.save(figure(histograms, title="Figure 9"), folder / "figure_9.png")
   report.write_csv(folder / "figure_9.csv", histograms)
   result = {
@@ -143,14 +145,14 @@ def figure(rows: Sequence[dict[str, Any]], *, title: str = "", look: Look = PAGE
   return drawn
 
 
-def _row(law: Law, draws: np.ndarray) -> dict[str, Any]:
+def _row(noise_kind: Law, draws: np.ndarray) -> dict[str, Any]:
   return {
-    "name": law.name,
-    "scale": law.scale,
+    "name": noise_kind.name,
+    "scale": noise_kind.scale,
     "mean_size": float(np.mean(np.abs(draws))),
     "standard_deviation": float(np.std(draws)),
     "share_within_1": float(np.mean(np.abs(draws) <= 1)),
-    "standard_deviation_of_a_record": law.of_a_record,
+    "standard_deviation_of_a_record": noise_kind.of_a_record,
   }
 
 

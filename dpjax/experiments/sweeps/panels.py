@@ -61,7 +61,7 @@ def draw(
     results: of the runs.
     metrics: their rows of metrics.jsonl.
   """
-  rows = [row for own in map(_by_epoch, results, metrics) for row in own]
+  rows = [row for curve in map(_by_epoch, results, metrics) for row in curve]
   report.write_csv(workdir / "report.csv", rows)
   curves = list(dict.fromkeys(row["curve"] for row in rows))
   title = config.title or f"{config.data.name}: {', '.join(curves)}"
@@ -151,8 +151,8 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
       private = list(dict.fromkeys(row["curve"] for row in mine if _is_private(row)))
       free = [row["curve"] for row in mine if not _is_private(row)]
       others = list(dict.fromkeys(free))
-      room = max(1, _MOST - len(others))
-      parts = -(-len(private) // room) or 1
+      share = max(1, _MOST - len(others))
+      parts = -(-len(private) // share) or 1
       # Parts of equal size, so that no panel holds a single curve that was left over.
       for part in range(parts):
         mine = private[part * len(private) // parts : (part + 1) * len(private) // parts]

@@ -23,7 +23,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.relevance import build as of_relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import dry_run, promise, streams, writers
+from dpjax.experiments.run import dry_run, promise, run_keys, writers
 from dpjax.experiments.sweeps import cost, engine, experiment, grid, side_by_side, tuning
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError, Verbatim
@@ -57,8 +57,8 @@ def told(
   load = engine.LastData(lambda run: kind.load_data(run, features=False))
 
   def rehearse(point: Point) -> _Planned:
-    found = dry_run.rehearsed(kind, point.config, load(point.config))
-    return _Planned(found.facts(), found.seconds, found.work.num_steps)
+    rehearsed = dry_run.rehearsed(kind, point.config, load(point.config))
+    return _Planned(rehearsed.facts(), rehearsed.seconds, rehearsed.phase.num_steps)
 
   def state(point: Point, folder: pathlib.Path) -> str:
     return dry_run.state_of(kind.build(point.config, load(point.config)), folder)
@@ -72,32 +72,32 @@ def told(
       )
     return _of_selection(config, workdir, rehearse)
   folder = pathlib.Path(workdir)
-  found = engine.part(grid.placed(config), only, folder)
-  return _of_points(found, folder, rehearse, state, num_processes)
+  all_points = engine.part(grid.placed(config), only, folder)
+  return _of_points(all_points, folder, rehearse, state, num_processes)
 
 
 def told_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
   """Returns the plan of a relevance experiment; its minutes exclude an audit's attacks."""
   shared: dict[Any, Any] = {}
-  found = experiment.points(config)
+  all_points = experiment.points(config)
   workdir = pathlib.Path(workdir)
-  if len(found) > 1:
-    experiment.check_folders(found, workdir)
+  if len(all_points) > 1:
+    experiment.check_folders(all_points, workdir)
 
   def state(point: Point, folder: pathlib.Path) -> str:
     job = of_relevance.build(point.config, shared, curve=point.overrides["variant"])
     # A single run lives in the folder of the experiment.
-    if len(found) == 1:
+    if len(all_points) == 1:
       job = job._replace(config=config)
       folder = workdir
     return dry_run.state_of(job, folder)
 
   rehearse = lambda point: _relevance_on_zeros(point, shared)
-  return _of_points(found, workdir, rehearse, state)
+  return _of_points(all_points, workdir, rehearse, state)
 
 
 def _of_points(
-  found: list[Point],
+  all_points: list[Point],
   workdir: pathlib.Path,
   rehearse: Rehearse,
   state: Callable[[Point, pathlib.Path], str],
@@ -109,7 +109,7 @@ def _of_points(
   over = 0
   seen = {}
   failures = set()
-  for point in _shown(engine.grouped(found)):
+  for point in _shown(engine.grouped(all_points)):
     try:
       there = state(point, engine.folder(workdir, point.name))
       # Runs that differ only in their seed take equally long, and have the same guarantee.
@@ -119,7 +119,7 @@ def _of_points(
         seen[alike] = rehearse(point)
       plan = seen[alike]
     except UserError as error:
-      if len(found) == 1:
+      if len(all_points) == 1:
         raise
       failures.add(str(error))
       lines[point.name] = f"would fail: {error}"
@@ -131,7 +131,7 @@ def _of_points(
     lines[point.name] = f"{promise.told(plan.facts)}, {plan.num_steps} steps, " + (
       dry_run.FINISHED if done else f"about {plan.seconds / 60:.2g} minutes"
     )
-  failed = len(found) - len(rows)
+  failed = len(all_points) - len(rows)
   # One mistake that stops every run is said once, and the command ends with exit code 2.
   if not rows and len(failures) == 1:
     raise UserError(f"all {failed} runs would fail: {failures.pop()}")
@@ -140,8 +140,8 @@ def _of_points(
     f" one after another; {num_processes} processes may take a part of it" if side else ""
   )
   head = {
-    "runs": f"{len(found)}, of which {over} are finished and {failed} would fail",
-    **({"together": cost.statement(rows)} if len(found) > 1 else {}),
+    "runs": f"{len(all_points)}, of which {over} are finished and {failed} would fail",
+    **({"together": cost.statement(rows)} if len(all_points) > 1 else {}),
     "time": f"about {seconds / 60:.2g} minutes (estimate, from a few steps on zeros each){after}",
     "memory": dry_run.memory() + side,
     "workdir": str(workdir),
@@ -149,10 +149,10 @@ def _of_points(
   return dry_run.aligned(head | lines)
 
 
-def _shown(found: list[Point]) -> Iterator[Point]:
+def _shown(all_points: list[Point]) -> Iterator[Point]:
   """Yields the same items under a progress bar: each calibration may take a while."""
-  with writers.progress(len(found), 0, "rehearsed") as bar:
-    for point in found:
+  with writers.progress(len(all_points), 0, "rehearsed") as bar:
+    for point in all_points:
       yield point
       bar.update(1)
 
@@ -185,13 +185,13 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
     # Runs share more than data sets, compiled steps among them.
     if isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
   }
-  random = streams.derived(config.seed, of_relevance.digest(config), bytes(32))
+  random = run_keys.derived(config.seed, of_relevance.digest(config), bytes(32))
 
   def trainer(steps: relevance.Steps) -> Any:
-    work = of_relevance.work(config, "", steps)
+    phase = of_relevance.phase(config, "", steps)
     started = time.monotonic()
-    timing, state = dry_run.timed(work)
-    counted.append(timing.whole(work) - (time.monotonic() - started))
+    timing, state = dry_run.timed(phase)
+    counted.append(timing.whole(phase) - (time.monotonic() - started))
     return state[0]
 
   loaded = of_relevance.load_data(config, zeros)

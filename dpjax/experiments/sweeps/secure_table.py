@@ -42,7 +42,7 @@ def points(config: SecureConfig) -> list[Point]:
     config,
     alone=alone_as(config),
     check=check,
-    told=lambda label, run: {"label": label},
+    row_facts=lambda label, run: {"label": label},
     unread=unread,
   )
 
@@ -58,15 +58,15 @@ def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
   Raises:
     UserError: a wrong config; an extra without which no row can run; and as there.
   """
-  found = points(config)
-  lines = {point.name: extras.missing(point.config) for point in found}
-  ready = [point for point in found if not lines[point.name]]
+  all_points = points(config)
+  lines = {point.name: extras.missing(point.config) for point in all_points}
+  ready = [point for point in all_points if not lines[point.name]]
   if not ready:
-    raise UserError(lines[found[0].name])
+    raise UserError(lines[all_points[0].name])
   for line in dict.fromkeys(filter(None, lines.values())):
     names = [name for name, needed in lines.items() if needed == line]
     writers.note(
-      f"{len(names)} of {len(found)} rows are left out ({', '.join(names)}): {line}"
+      f"{len(names)} of {len(all_points)} rows are left out ({', '.join(names)}): {line}"
     )
   return labelled.run_all(
     config,

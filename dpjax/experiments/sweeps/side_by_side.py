@@ -120,8 +120,8 @@ class _Held:
     return _inherited, (reduction.DupFd(self.number),)
 
 
-def _inherited(given: Any) -> _Held:
-  return _Held(given.detach())
+def _inherited(connection: Any) -> _Held:
+  return _Held(connection.detach())
 
 
 @contextlib.contextmanager
@@ -131,12 +131,12 @@ def _crew(
   """Yields processes by the pipes to them."""
   # A forked JAX may hang: its threads are gone in the child, but their locks are not.
   context = multiprocessing.get_context("spawn")
-  told = (work, allocator.keeps_freed_memory(), dict(jax.config.values), lock)
+  arguments = (work, allocator.keeps_freed_memory(), dict(jax.config.values), lock)
   processes = {}
   try:
     for _ in range(count):
       ours, theirs = context.Pipe()
-      process = context.Process(target=_main, args=(theirs, *told))
+      process = context.Process(target=_main, args=(theirs, *arguments))
       # Blocked for the whole life of the child: the parent alone handles Ctrl-C.
       with _blocked(signal.SIGINT):
         process.start()

@@ -73,13 +73,13 @@ def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> s
   >>> print(rounds_table(runs[:1], x="alpha").splitlines()[-1])
   | all | 9 | - |
   """
-  told = [row for row in rows if row.get("rounds_to_accuracy")]
-  if not told:
+  with_rounds = [row for row in rows if row.get("rounds_to_accuracy")]
+  if not with_rounds:
     return ""
-  targets = list(dict.fromkeys(t for row in told for t in row["rounds_to_accuracy"]))
+  targets = list(dict.fromkeys(t for row in with_rounds for t in row["rounds_to_accuracy"]))
   name = lambda row: str(row[series]) if series else "all"
   places: dict[str, set] = {}
-  for row in told:
+  for row in with_rounds:
     places.setdefault(name(row), set()).add(curve.place(row, x))
 
   def label(row: Row) -> str:
@@ -87,12 +87,12 @@ def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> s
     return f"{line} @ {_told(x, curve.place(row, x))}" if len(places[line]) > 1 else line
 
   lines = []
-  for each in dict.fromkeys(map(label, told)):
-    mine = [row["rounds_to_accuracy"] for row in told if label(row) == each]
+  for each in dict.fromkeys(map(label, with_rounds)):
+    mine = [row["rounds_to_accuracy"] for row in with_rounds if label(row) == each]
     line = [each]
     for target in targets:
       # The slowest seed; a dash where one of them never reached the target.
-      rounds = [own.get(target) for own in mine]
+      rounds = [rounds_of_run.get(target) for rounds_of_run in mine]
       line.append("-" if None in rounds else str(max(rounds)))
     lines.append(line)
   return markdown.table(["rounds to", *targets], lines)
@@ -113,8 +113,8 @@ def _cell(group: Row, y: str) -> str:
   if lost == seeds:
     return "not finite"
   mean, low, high = (_number(group[f"{y}_{part}"], y) for part in ("mean", "min", "max"))
-  told = f"; {lost} of {seeds} not finite" if lost else ""
-  return mean if seeds == 1 else f"{mean} ({low}-{high}{told})"
+  lost_text = f"; {lost} of {seeds} not finite" if lost else ""
+  return mean if seeds == 1 else f"{mean} ({low}-{high}{lost_text})"
 
 
 def _number(value: float, y: str) -> str:

@@ -95,7 +95,7 @@ def run_selection(
     # A diverged run never wins, and does not end a selection.
     winner = int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
     overrides = settings[drawn[winner][0]].overrides
-    found = {
+    selected = {
       "setting": {path: value for path, value in overrides.items() if path != "seed"},
       "y": config.y,
       "score": results[winner][config.y],
@@ -103,9 +103,9 @@ def run_selection(
     }
     (workdir / BEST).mkdir(exist_ok=True)
     shutil.copyfile(_folder(workdir, winner) / _MODEL, workdir / BEST / _MODEL)
-    writers.write_json(workdir / BEST / "selection.json", found)
-  print(found["statement"], flush=True)
-  return found
+    writers.write_json(workdir / BEST / "selection.json", selected)
+  print(selected["statement"], flush=True)
+  return selected
 
 
 def planned(
@@ -146,9 +146,9 @@ def charged(
   bound over the runs that has at most E[K] times one run's chance B, which adds
   (1 + e^epsilon) E[K] B to delta, where one run set aside (1 + e^epsilon_run) B.
   """
-  law = config.selection
+  selection = config.selection
   event = accounting.repeat_and_select_event(
-    plan.event(), mean_trials=law.mean_trials, shape=law.shape
+    plan.event(), mean_trials=selection.mean_trials, shape=selection.shape
   )
   options = {"neighboring_relation": plan.neighboring_relation, "accountant": "rdp"}
   left = plan.accounted_delta(plan.delta)
@@ -161,13 +161,13 @@ def charged(
   growth = np.logaddexp(0, epsilon) - np.logaddexp(0, one_run)
   # Above 700 exp overflows, and delta would be no probability either.
   growth = math.exp(min(growth, 700.0))
-  delta = left + (plan.delta - left) * law.mean_trials * growth
+  delta = left + (plan.delta - left) * selection.mean_trials * growth
   if not (math.isfinite(epsilon) and delta < 1):
     raise UserError(
       f"must be less, or the noise more: the choice costs epsilon={upper(epsilon)}, "
       f"one run {upper(one_run)}, and all of delta",
       field="selection.mean_trials",
-      value=law.mean_trials,
+      value=selection.mean_trials,
     )
   words = accounting.privacy_statement(
     event,
@@ -240,8 +240,8 @@ def _common_plan(
         field="audit.enabled",
         value=True,
       )
-  found = [plan_fn(point.config, load(point.config)) for point in settings]
-  plans, assumed = zip(*found)
+  plans_and_assumptions = [plan_fn(point.config, load(point.config)) for point in settings]
+  plans, assumed = zip(*plans_and_assumptions)
   for point, plan in zip(settings, plans):
     if not plan.is_private:
       raise UserError(
@@ -287,8 +287,10 @@ def _trials(
     return [(choice, seed) for choice, seed in saved["trials"]]
   # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
-  law = config.selection
-  number = accounting.tuning.draw_trials(rng, mean_trials=law.mean_trials, shape=law.shape)
+  selection = config.selection
+  number = accounting.tuning.draw_trials(
+    rng, mean_trials=selection.mean_trials, shape=selection.shape
+  )
   settings = rng.integers(count, size=number).tolist()
   drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
   writers.write_json(

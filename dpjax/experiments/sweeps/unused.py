@@ -32,12 +32,12 @@ def refuse(config: Any, points: list[Any]) -> None:
 
 def of_sweep(config: Any) -> Unused:
   """Returns fields of a SweepConfig, outside its base, that it does not read."""
-  law = config.selection
+  selection = config.selection
   others = ("mean_trials", "shape", "better")
   return (
-    needs(law.enabled, "selection.enabled", *(f"selection.{name}" for name in others))
-    | needs(not law.enabled, "a sweep that draws a curve", *_DRAWN)
-    | needs(not law.enabled, "a sweep; a selection draws its seeds", "seeds")
+    needs(selection.enabled, "selection.enabled", *(f"selection.{name}" for name in others))
+    | needs(not selection.enabled, "a sweep that draws a curve", *_DRAWN)
+    | needs(not selection.enabled, "a sweep; a selection draws its seeds", "seeds")
   )
 
 
@@ -47,16 +47,16 @@ def _replaced(config: Any, points: list[Any]) -> Unused:
   grid = {"seed", *config.grid}
   chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]
   kept = lambda path, names: unread_lib.reason(path, dict.fromkeys(names, "")) is None
-  given = fields.set_fields(config.base)
+  changed = fields.set_fields(config.base)
 
   def continued(path: str) -> bool:
     if any(path in names for names in chosen):
       return False
-    return any(fields.get(point.config, path) == given[path][0] for point in points)
+    return any(fields.get(point.config, path) == changed[path][0] for point in points)
 
   return {
     path: "a run that does not set its own"
-    for path in given
+    for path in changed
     if not any(kept(path, names) for names in chosen) and not continued(path)
   }
 
@@ -83,17 +83,21 @@ def of_curves(config: RelevanceConfig) -> Unused:
         )
     curve = fields.replace_all(config, changes, name=f"config.curves[{label!r}]")
     unread = relevance_unused.of(curve)
-    own = dict.fromkeys(changes, "")
+    taken_there = dict.fromkeys(changes, "")
     set_here = (
-      path for path in fields.set_fields(curve) if unread_lib.reason(path, own) == ""
+      path
+      for path in fields.set_fields(curve)
+      if unread_lib.reason(path, taken_there) == ""
     )
-    found = {path: why for path in set_here if (why := unread_lib.reason(path, unread))}
-    unread_lib.refuse(curve, found, where)
+    unread_here = {
+      path: why for path in set_here if (why := unread_lib.reason(path, unread))
+    }
+    unread_lib.refuse(curve, unread_here, where)
     taken = unread | dict.fromkeys(changes, "a curve that does not set its own")
-    for path, given in reasons.items():
-      given.append(unread_lib.reason(path, taken))
+    for path, reasons_of_path in reasons.items():
+      reasons_of_path.append(unread_lib.reason(path, taken))
   return {
-    path: str(given[0])
-    for path, given in reasons.items()
-    if path not in _OF_EXPERIMENT and all(given)
+    path: str(reasons_of_path[0])
+    for path, reasons_of_path in reasons.items()
+    if path not in _OF_EXPERIMENT and all(reasons_of_path)
   }

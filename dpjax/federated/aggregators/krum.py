@@ -70,7 +70,9 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   def combine(messages: Any, kept: Array, counts: Counts) -> Any:
     apart = kept[:, None] & kept[None, :] & ~jnp.eye(kept.shape[0], dtype=bool)
     # by differences, which do not cancel where messages nearly agree
-    away = lambda one: row_lengths(jax.tree.map(lambda a, b: a[None] - b, one, messages))
+    away = lambda message: row_lengths(
+      jax.tree.map(lambda a, b: a[None] - b, message, messages)
+    )
     distances = jnp.where(apart, jax.lax.map(away, messages), jnp.inf)  # [C, C]
     distances = jnp.sort(distances, axis=1)
     left = attackers(counts)

@@ -96,11 +96,11 @@ def robust(
       lambda leaf: jnp.where(along(kept, leaf), trees.at_least_float32(leaf), 0), messages
     )
     counts = counts_of(messages, mask, weights)
-    found, after = combine(clean, kept, counts)
+    combined, after = combine(clean, kept, counts)
     # NaN where too few are left: a silent 0 would look like an update.
     wrong = jnp.where(counts.kept == 0, 0.0, jnp.nan)
     usable = (counts.kept > 0) & (counts.kept >= least(counts))
-    return jax.tree.map(lambda leaf: jnp.where(usable, leaf, wrong), found), after
+    return jax.tree.map(lambda leaf: jnp.where(usable, leaf, wrong), combined), after
 
   return Aggregator(lambda message: (), update, check=check)
 

@@ -25,11 +25,11 @@ _adaptive = functools.partial(
 
 
 def _fed_opt(
-  name: str, loss_fn: LossFn, client_tx: ClientTx, rate: float, given: dict[str, Any]
+  name: str, loss_fn: LossFn, client_tx: ClientTx, rate: float, options: dict[str, Any]
 ) -> FederatedAlgorithm:
-  of_server = {"beta_1", "beta_2", "tau"} & set(given)
-  server_tx = fed_opt(name, rate, **{number: given.pop(number) for number in of_server})
-  return fed_avg(loss_fn, client_tx, server_tx, **given)
+  of_server = {"beta_1", "beta_2", "tau"} & set(options)
+  server_tx = fed_opt(name, rate, **{number: options.pop(number) for number in of_server})
+  return fed_avg(loss_fn, client_tx, server_tx, **options)
 
 
 @_adaptive(server="the optimizer `adam` of `fed_opt`")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import trees, validate
+from dpjax import _moved, trees, validate
 from dpjax.federated import client as clients
 from dpjax.federated.client import ClientAlgorithm, Local, Received
 from dpjax.federated.described import algorithm
@@ -41,9 +41,10 @@ class Personal(NamedTuple):
     return self.local.key
 
 
-def mixed(own: Params, shared: Params, alpha: ArrayLike) -> Params:
+@_moved.rename_keywords(own="personal")
+def mixed(personal: Params, shared: Params, alpha: ArrayLike) -> Params:
   """alpha * own + (1 - alpha) * shared: the model that a client of APFL uses."""
-  return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
+  return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, personal, shared)
 
 
 def apfl_client(
@@ -62,29 +63,29 @@ def apfl_client(
     local = shared.init(received, None, num_examples, key)
     return Personal(local, memory.params, own_tx(key).init(memory.params), memory.alpha)
 
-  def step(received: Received, own: Personal, examples: Any, mask: Array) -> Personal:
+  def step(received: Received, personal: Personal, examples: Any, mask: Array) -> Personal:
     # All three step from the values before the step, as in algorithm 1.
-    mixture = mixed(own.params, own.local.params, own.alpha)
+    mixture = mixed(personal.params, personal.local.params, personal.alpha)
     gradient, _ = grad_fn(mixture, examples, mask)
-    updates, opt_state = own_tx(own.key).update(
-      trees.scale(gradient, own.alpha), own.opt_state, own.params, mask=mask
+    updates, opt_state = own_tx(personal.key).update(
+      trees.scale(gradient, personal.alpha), personal.opt_state, personal.params, mask=mask
     )
     # alpha moves only at the first local step of a round, within [0, 1]
     slopes = jax.tree.map(
-      lambda v, w, g: jnp.sum((v - w) * g), own.params, own.local.params, gradient
+      lambda v, w, g: jnp.sum((v - w) * g), personal.params, personal.local.params, gradient
     )
     along = alpha_learning_rate * sum(jax.tree.leaves(slopes))
-    moved = own.alpha - jnp.where(own.local.num_steps == 0, along, 0.0)
+    moved = personal.alpha - jnp.where(personal.local.num_steps == 0, along, 0.0)
     return Personal(
-      local=shared.step(received, own.local, examples, mask),
-      params=optax.apply_updates(own.params, updates),
+      local=shared.step(received, personal.local, examples, mask),
+      params=optax.apply_updates(personal.params, updates),
       opt_state=opt_state,
       alpha=jnp.clip(moved, 0.0, 1.0),
     )
 
-  def finish(received: Received, own: Personal) -> Any:
-    sent, _, info = shared.finish(received, own.local)
-    return sent, PersonalMemory(own.params, own.alpha), info
+  def finish(received: Received, personal: Personal) -> Any:
+    sent, _, info = shared.finish(received, personal.local)
+    return sent, PersonalMemory(personal.params, personal.alpha), info
 
   return ClientAlgorithm(init, step, finish)
 

@@ -87,7 +87,7 @@ def scaffold(
 
   def adjust(gradient: Any, received: Received, local: Local) -> Any:
     return jax.tree.map(
-      lambda g, c, own: g + (c - own), gradient, received.extra, local.memory
+      lambda g, c, control: g + (c - control), gradient, received.extra, local.memory
     )
 
   def message(received: Received, local: Local) -> tuple[Any, Any]:

@@ -40,7 +40,9 @@ class ClientBlock(NamedTuple):
   n: np.ndarray
   mask: np.ndarray  # False: no client
   batches: LocalBatches  # leaves [K, S, B, ...]
-  own: Any = None  # leaves [K, R, ...] that `batches` hold rows of, where it was gathered
+  client_data: Any = (
+    None  # leaves [K, R, ...] that `batches` hold rows of, where it was gathered
+  )
 
 
 class ByteBudget(NamedTuple):
@@ -91,7 +93,9 @@ def _bytes(shape: np.ndarray, cohort: Cohort) -> float:
   """Returns the bytes of a client in a block: its batches, its rows, and a step's examples."""
   steps, width, rows = shape.tolist()
   of_row = lambda leaf, axes: leaf.nbytes / max(1, np.prod(leaf.shape[:axes]))
-  some = next((own for own in cohort.batches if own.mask.size), cohort.batches[0])
+  some = next(
+    (batches for batches in cohort.batches if batches.mask.size), cohort.batches[0]
+  )
   in_batch = sum(of_row(np.asarray(leaf), 2) for leaf in jax.tree.leaves(some))
   in_data = sum(of_row(leaf, 1) for leaf in jax.tree.leaves(cohort.data))
   return steps * width * in_batch + (rows + width) * in_data
@@ -112,9 +116,9 @@ def blocks(
 
 def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBlock:
   members = [cohort.batches[place] for place in places]
-  own = None
+  client_data = None
   if data is not None:
-    members, own = _gathered(members, data, size)
+    members, client_data = _gathered(members, data, size)
   num_steps = max(1, bucket(max(len(member.mask) for member in members)))
   width = max(member.mask.shape[1] for member in members)
   members += [jax.tree.map(np.zeros_like, members[0])] * (size - len(places))
@@ -130,7 +134,7 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBl
     n=np.asarray(cohort.num_examples)[indices].astype(np.int32),
     mask=np.arange(size) < len(places),
     batches=jax.tree.map(lambda *leaves: np.stack(leaves), *padded),
-    own=own,
+    client_data=client_data,
   )
 
 
@@ -153,13 +157,13 @@ def _gathered(
   width = max(member.mask.shape[1] for member in members)
   most = width * max(1, bucket(-(-max(map(len, held)) // width)))
 
-  def own(leaf: np.ndarray) -> np.ndarray:
-    found = np.zeros((size, most, *leaf.shape[1:]), leaf.dtype)
+  def rows_of_leaf(leaf: np.ndarray) -> np.ndarray:
+    gathered = np.zeros((size, most, *leaf.shape[1:]), leaf.dtype)
     for place, rows in enumerate(held):
-      found[place, : len(rows)] = leaf[rows]
-    return found
+      gathered[place, : len(rows)] = leaf[rows]
+    return gathered
 
-  return renumbered, jax.tree.map(own, data)
+  return renumbered, jax.tree.map(rows_of_leaf, data)
 
 
 def run_block(
@@ -172,8 +176,10 @@ def run_block(
   """Returns (sums or messages, memories, info) of a block: one `scan` over steps, under
   vmap."""
 
-  def one(memory: Any, who: Any, n: Any, batches: LocalBatches, own: Any) -> Any:
-    seen = context if own is None else context._replace(data=own)
+  def run_client(
+    memory: Any, who: Any, n: Any, batches: LocalBatches, client_data: Any
+  ) -> Any:
+    seen = context if client_data is None else context._replace(data=client_data)
 
     def body(local: Any, batch: LocalBatches) -> Any:
       new = shared.step(client, seen, local, batch)
@@ -185,10 +191,10 @@ def run_block(
     local, _ = jax.lax.scan(body, local, batches)
     return client.finish(seen.received, local)
 
-  each = (memories, block.who, block.n, block.batches, block.own)
+  each = (memories, block.who, block.n, block.batches, block.client_data)
   # Only once for each shape, since it traces the client.
-  loss_checks.check_client(one, *each)
-  sent, memories, info = gradients.canonical_convolutions(jax.vmap(one))(*each)
+  loss_checks.check_client(run_client, *each)
+  sent, memories, info = gradients.canonical_convolutions(jax.vmap(run_client))(*each)
   return shared.collected(partial, context.state, sent, block.mask), memories, info
 
 
@@ -226,8 +232,8 @@ class Blocks:
       context = context._replace(data=None)
     size = self._way.size(cohort.size)
     cut = blocks(cohort, size, data, self._way.budget)
-    given = ((shared.row(memories, block.places), block) for block in cut)
-    return context._replace(memories=None), given
+    pairs = ((shared.row(memories, block.places), block) for block in cut)
+    return context._replace(memories=None), pairs
 
   def _dispatched(
     self, context: Context, cohort: Cohort
@@ -235,10 +241,10 @@ class Blocks:
     """Yields each block with its pending results."""
     context, pairs = self._cut(context, cohort)
     context = self._placed(context)
-    for given in pairs:
-      block = given[1]
-      given = given if self._way.send is None else self._way.send(given)
-      yield block, self._way.program(context, *given)
+    for pair in pairs:
+      block = pair[1]
+      pair = pair if self._way.send is None else self._way.send(pair)
+      yield block, self._way.program(context, *pair)
 
   def _lowered(self, context: Context, cohort: Cohort) -> made_for.StepProgram:
     """The program of the first block, whose clients have the most steps, for a target."""
@@ -266,12 +272,12 @@ class Blocks:
         sums = collected if sums is None else self._add(sums, collected)
         # Freed, so that `fetch` does not move the sums to the host in each block.
         collected = None
-      found = self._way.fetch((collected, info))
-      rows.append(jax.tree.map(lambda leaf: leaf[block.mask], found))  # noqa: B023
+      fetched = self._way.fetch((collected, info))
+      rows.append(jax.tree.map(lambda leaf: leaf[block.mask], fetched))  # noqa: B023
       places.append(block.places[block.mask])
       if remembered is not None:
-        found = self._way.fetch(remembered)
-        kept.append(shared.Remembered(block.places, block.mask, found))
+        fetched = self._way.fetch(remembered)
+        kept.append(shared.Remembered(block.places, block.mask, fetched))
     if not rows:
       return self._nobody(context)
     # Blocks order clients by size. Results return in the order of the cohort.

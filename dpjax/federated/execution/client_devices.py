@@ -83,11 +83,11 @@ def _over_devices(
 
   def bind(client: ClientAlgorithm, partial: Partial) -> Run:
     def on_device(context: Context, memories: Any, block: ClientBlock) -> Any:
-      collected, *rest = run_block(client, partial, context, memories, block)
+      collected, *per_client = run_block(client, partial, context, memories, block)
       if partial is not None:
         # Inside the program, so that one sum leaves the devices in place of one each.
         collected = jax.lax.psum(collected, _AXIS)
-      return collected, *rest
+      return collected, *per_client
 
     program, send, fetch = parallel(on_device, _APART if partial is None else _SAME, mesh)
     budget = ByteBudget(memory_budget, mesh.size)

@@ -96,7 +96,7 @@ def all_remembered(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
 def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Mapped]:
   """Returns the results of no clients: sums that are zero, everything else of length 0."""
 
-  def one(context: Context, memory: Any) -> Any:
+  def run_client(context: Context, memory: Any) -> Any:
     sent, _, info = client.finish(context.received, begin(client, context, memory, 0, 0))
     return collected(partial, context.state, stacked([sent]), jnp.ones(1, bool)), info
 
@@ -105,12 +105,12 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
     memory = jax.tree.map(shape, context.memories)
     bare = context._replace(data=None, memories=None)
     # Shapes alone. JAX keeps the trace, so there is one for each shape.
-    found, info = jax.eval_shape(one, bare, memory)
+    shapes, info = jax.eval_shape(run_client, bare, memory)
     infos = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), info)
     if partial is None:
-      sent = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), found)
+      sent = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), shapes)
       return Mapped(None, sent, (), infos)
-    sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), found)
+    sums = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return Mapped(sums, None, (), infos)
 
   return empty
@@ -139,7 +139,7 @@ class Placed:
 
   def _found(self, leaf: Any) -> Any:
     # By identity: comparing a data set would cost as much as moving it.
-    twins = [placed for given, placed in self._kept if given is leaf]
+    twins = [placed for original, placed in self._kept if original is leaf]
     return twins[0] if twins else self._place(leaf)
 
   def __call__(self, context: Context) -> Context:
@@ -150,5 +150,5 @@ class Placed:
       for leaf, twin in zip(leaves, placed)
       if isinstance(leaf, jax.Array) or not leaf.flags.writeable
     ]
-    rest = jax.tree.map(self._place, context._replace(data=None))
-    return rest._replace(data=jax.tree.unflatten(treedef, placed))
+    placed_context = jax.tree.map(self._place, context._replace(data=None))
+    return placed_context._replace(data=jax.tree.unflatten(treedef, placed))

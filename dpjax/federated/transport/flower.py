@@ -101,12 +101,12 @@ def _tree(record: Any, like: Any) -> Any:
   """Returns the arrays of a record in the structure of `like`. Raises ValueError for other
   shapes."""
   leaves, treedef = jax.tree.flatten(like)
-  found = record.to_numpy_ndarrays()
+  arrays = record.to_numpy_ndarrays()
   facts = lambda leaf: (tuple(leaf.shape), np.dtype(leaf.dtype))
   # Other dtypes would compile again; other shapes could broadcast into every coordinate.
-  if [facts(leaf) for leaf in found] != [facts(leaf) for leaf in leaves]:
+  if [facts(leaf) for leaf in arrays] != [facts(leaf) for leaf in leaves]:
     raise ValueError("arrays of other shapes or types")
-  return jax.tree.unflatten(treedef, found)
+  return jax.tree.unflatten(treedef, arrays)
 
 
 # --- client program
@@ -139,14 +139,18 @@ def client_app(
   """
   app = _flwr("flwr.clientapp").ClientApp()
   flwr = _flwr("flwr.app")
-  own = remote.Client(client, local_data, like, num_rounds=num_rounds, folder=folder)
+  remote_client = remote.Client(
+    client, local_data, like, num_rounds=num_rounds, folder=folder
+  )
 
   @app.train()
   def train(message: Any, context: Any) -> Any:
     try:
       who = int(context.node_config["partition-id"])
       asked = message.content["config"]
-      sent = own.answer(who, asked["round"], _tree(message.content["arrays"], own.like))
+      sent = remote_client.answer(
+        who, asked["round"], _tree(message.content["arrays"], remote_client.like)
+      )
     # Flower would send the error's text, which may contain data.
     except Exception as error:
       # The client reads it here: one line for a user's error, otherwise the traceback.
@@ -160,8 +164,8 @@ def client_app(
   @app.query()
   def who(message: Any, context: Any) -> Any:
     """Returns the client that this program is."""
-    told = flwr.ConfigRecord({"client": int(context.node_config["partition-id"])})
-    return flwr.Message(flwr.RecordDict({"config": told}), reply_to=message)
+    config = flwr.ConfigRecord({"client": int(context.node_config["partition-id"])})
+    return flwr.Message(flwr.RecordDict({"config": config}), reply_to=message)
 
   return app
 
@@ -184,11 +188,11 @@ class _Answers:
   def like(self, received: Received, key: jax.Array) -> Any:
     """Returns shapes of one client's message."""
 
-    def one(received: Received, key: jax.Array) -> Any:
+    def client_message(received: Received, key: jax.Array) -> Any:
       local = self._client.init(received, None, jnp.int32(0), key)
       return self._client.finish(received, local)[0]
 
-    return jax.eval_shape(one, received, key)
+    return jax.eval_shape(client_message, received, key)
 
   def _run(self, context: execution.Context, cohort: Cohort) -> execution.Mapped:
     if context.received.extra is not None:
@@ -232,11 +236,11 @@ class _Server:
     validate.integer_at_least(0, rng=rng)
     if plan.is_private != (noise_key is not None):
       # The key is secret, and never shown.
-      given = "None" if noise_key is None else "(given)"
+      shown = "None" if noise_key is None else "(given)"
       raise UserError(
         "must be given with a private plan, and only with one",
         field="noise_key",
-        value=Verbatim(given),
+        value=Verbatim(shown),
       )
     plan.check_capacity(num_clients)
     self.plan = plan

@@ -195,12 +195,12 @@ class Program(NamedTuple):
 
   def all_cotangents(self) -> dict[int, tuple[Cotangent, ...]]:
     """Returns site -> locations of its results' cotangents, nested sites included."""
-    found = dict(self.cotangents)
+    cotangents = dict(self.cotangents)
     lifts = [*self.in_lifts, *self.out_lifts]
     for step in self.steps:
       lifts += step.lifts
-      found.update(step.inner.all_cotangents() if step.inner is not None else {})
-    return found | {site.index: (Cotangent((tap.index,)),) for site, tap in lifts}
+      cotangents.update(step.inner.all_cotangents() if step.inner is not None else {})
+    return cotangents | {site.index: (Cotangent((tap.index,)),) for site, tap in lifts}
 
 
 def is_complex(site: Site) -> bool:
@@ -249,8 +249,8 @@ def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
   outs = tuple(_read(env, atom) for atom in jaxpr.outvars)
   lifts = _lifts(enumerate(jaxpr.outvars), outs, loops, ids) if lift_outs else ()
   # Dead sites are removed first: their taps would have no cotangent to record.
-  steps, found = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, ids)
-  return Program(jaxpr, tuple(consts), steps, outs, lifts, found)
+  steps, cotangents = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, ids)
+  return Program(jaxpr, tuple(consts), steps, outs, lifts, cotangents)
 
 
 def _lifts(places, values, loops, ids) -> tuple[Lift, ...]:
@@ -300,12 +300,12 @@ def _place_taps(jaxpr, steps, loops, ids):
     parts, axis = ends[var]
     return Cotangent(tuple(map(tap_at, parts)), axis)
 
-  found = {index: tuple(map(cotangent, outvars)) for index, outvars in results}
+  cotangents = {index: tuple(map(cotangent, outvars)) for index, outvars in results}
   placed = (
     step._replace(taps=tuple(taps[v] for v in step.eqn.outvars if v in taps))
     for step in steps
   )
-  return tuple(placed), found
+  return tuple(placed), cotangents
 
 
 def _read(env, atom) -> Value:

@@ -19,7 +19,7 @@ class ParamFlow(NamedTuple):
   jaxpr: Any
   consts: Sequence[Any]
   leaves: Sequence[jax.Array]  # at least float32
-  slots: dict[int, tuple[int, ...]]  # site index -> positions among the results
+  positions: dict[int, tuple[int, ...]]  # site index -> positions among the results
 
   @classmethod
   def of(cls, program: Program, leaves: Sequence[Any]) -> ParamFlow:
@@ -29,8 +29,8 @@ class ParamFlow(NamedTuple):
     trace = jax.make_jaxpr(lambda xs: tapped.site_params(program, xs), return_shape=True)
     closed, shapes = trace(wide)
     count = len(jax.tree.leaves(shapes))
-    slots = jax.tree.unflatten(jax.tree.structure(shapes), range(count))
-    return cls(closed.jaxpr, closed.consts, wide, slots)
+    positions = jax.tree.unflatten(jax.tree.structure(shapes), range(count))
+    return cls(closed.jaxpr, closed.consts, wide, positions)
 
   def pull(
     self, leaves: Sequence[int], sites: Sequence[Site]
@@ -57,7 +57,7 @@ class ParamFlow(NamedTuple):
     return seen, back
 
   def _evaluate(self, inputs, indices) -> dict[int, tuple[Any, ...]]:
-    wanted = {i: [self.jaxpr.outvars[slot] for slot in self.slots[i]] for i in indices}
+    wanted = {i: [self.jaxpr.outvars[slot] for slot in self.positions[i]] for i in indices}
     env = dict(zip(self.jaxpr.constvars, self.consts))
     env.update(zip(self.jaxpr.invars, inputs))
     for eqn in equations.needed(self.jaxpr.eqns, set().union(*wanted.values())):

@@ -87,12 +87,12 @@ def plan(
   platform = platform or made_for.platform()
   leaves = jax.tree.leaves(params)
   program = jaxpr_sites.trace(loss_fn, params, example)
-  found = units.find_units(program, leaves, groups, platform)
+  planned = units.find_units(program, leaves, groups, platform)
   # Only a first trace shows which leaves an index chooses from; a second one lifts them.
-  if stacked := units.better_stacked(found, leaves):
+  if stacked := units.better_stacked(planned, leaves):
     program = jaxpr_sites.trace(loss_fn, params, example, stacked)
-    found = units.find_units(program, leaves, groups, platform)
-  return Recipe(program, found, platform)
+    planned = units.find_units(program, leaves, groups, platform)
+  return Recipe(program, planned, platform)
 
 
 def _spread(prefix: Any, params: Any) -> list[Any]:
@@ -101,10 +101,10 @@ def _spread(prefix: Any, params: Any) -> list[Any]:
   return jax.tree.leaves(jax.tree.map(spread, prefix, params))
 
 
-def pays(found: Sequence[Unit], params: Params) -> bool:
+def pays(planned: Sequence[Unit], params: Params) -> bool:
   """Whether this route can be better than vmap: some unit has a rule, or memory is at
   stake."""
-  general = all(unit.rule in (Rule.GRADIENT, Rule.UNUSED) for unit in found)
+  general = all(unit.rule in (Rule.GRADIENT, Rule.UNUSED) for unit in planned)
   return not general or trees.size(params) > _SMALL
 
 
@@ -119,16 +119,18 @@ def clipped_sum(
 ) -> ClippedSum:
   """Returns the sum of clipped gradients, equal to the vmap route's (see `clip_and_sum`)."""
   leaves, treedef = jax.tree.flatten(params)
-  program, found, platform = planned
+  program, planned_units, platform = planned
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
-  held, rest = [[u for u in found if u.hold is hold] for hold in (True, False)]
+  held, recomputed = [
+    [u for u in planned_units if u.hold is hold] for hold in (True, False)
+  ]
   # Arrays held for the sum are formed first, so that they are settled, too.
   early = unit_rules.norms(held, flow, recorded, platform)
 
   def clipped(settled):
     early, recorded = settled
-    late = unit_rules.norms(rest, flow, recorded, platform)
+    late = unit_rules.norms(recomputed, flow, recorded, platform)
     first = [*map(unit_rules.finished, early), *late]
     by_leaf = treedef.unflatten(_by_leaf(ordered, [each.lengths for each in first]))
     groups = _group_lengths(clip.norms, by_leaf)  # of each clip norm: [B]
@@ -167,10 +169,10 @@ def clipped_sum(
       sums.append(unit_rules.totals(unit, flow, recorded, known, each))
     return sums, norms, used, waiting
 
-  ordered = [*held, *rest]
+  ordered = [*held, *recomputed]
   of = lambda unit, leaves: [leaves[i] for i in unit.leaves]
   sums, norms, used, waiting = on_settled(
-    clipped, (early, unit_rules.sites_only(rest, recorded))
+    clipped, (early, unit_rules.sites_only(recomputed, recorded))
   )
   # In a branch XLA's CPU backend takes three times as long for a convolution.
   sums = [
@@ -244,11 +246,11 @@ def stacked_gradients(
   route: where the loss computes in less than float32, JAX would round (or overflow) once more.
   """
   leaves, treedef = jax.tree.flatten(params)
-  program, found, _ = plan(loss_fn, params, first_of(batch))
+  program, planned, _ = plan(loss_fn, params, first_of(batch))
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
-  grads = [unit_rules.stacked(unit, flow, recorded) for unit in found]
-  return recorded.losses, treedef.unflatten(_by_leaf(found, grads))
+  grads = [unit_rules.stacked(unit, flow, recorded) for unit in planned]
+  return recorded.losses, treedef.unflatten(_by_leaf(planned, grads))
 
 
 def _made_certain(
@@ -272,9 +274,9 @@ def _made_certain(
   return _row_by_row(replace, mask & ~clipping.is_certain(groups, clip), groups)
 
 
-def _by_leaf(found: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:
+def _by_leaf(planned: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:
   """Flattens values per unit and leaf, in the order of the leaves."""
-  pairs = [pair for unit, each in zip(found, values) for pair in zip(unit.leaves, each)]
+  pairs = [pair for unit, each in zip(planned, values) for pair in zip(unit.leaves, each)]
   return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
 
 
@@ -283,6 +285,6 @@ def _group_lengths(l2_clip_norm: Any, by_leaf: Any) -> Any:
   is_length = lambda x: isinstance(x, lengths.Length)
   some = jax.tree.leaves(by_leaf, is_leaf=is_length)[0]
   none = jax.tree.map(jnp.zeros_like, some)
-  found = lambda group: jax.tree.leaves(group, is_leaf=is_length)
-  joined = lambda _, group: lengths.joined(found(group) or [none])
+  lengths_in = lambda group: jax.tree.leaves(group, is_leaf=is_length)
+  joined = lambda _, group: lengths.joined(lengths_in(group) or [none])
   return jax.tree.map(joined, l2_clip_norm, by_leaf)

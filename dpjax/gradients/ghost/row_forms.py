@@ -438,20 +438,20 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   right_trace = jnp.float32(0)
   # One-hot rows give bool products.
   as_numbers = lambda gram: gram if is_float(gram) else gram.astype(jnp.float32)
-  own = [
+  side_grams = [
     (as_numbers(_side_gram(p.left, p.left)), _side_gram(p.right, p.right)) for p in parts
   ]
   # Lengths of the rows of either side: [N, T]. The diagonal is a masked sum, which XLA
   # merges with those over all pairs.
   eye = lambda gram: jnp.eye(gram.shape[-1], dtype=bool)[None]
   diagonal = lambda gram: jnp.sum(jnp.where(eye(gram), gram, 0), axis=2)
-  sides = [tuple(jnp.sqrt(diagonal(gram)) for gram in each) for each in own]
+  sides = [tuple(jnp.sqrt(diagonal(gram)) for gram in each) for each in side_grams]
   width = parts[0].right.shape[2]
   inner = max(part.left.shape[2] if is_float(part.left) else 0 for part in parts)
   for i, a in enumerate(parts):
     for j, b in enumerate(parts[i:], i):
-      left = own[i][0] if i == j else as_numbers(_side_gram(a.left, b.left))
-      right = own[i][1] if i == j else _side_gram(a.right, b.right)  # [N, Ta, Tb]
+      left = side_grams[i][0] if i == j else as_numbers(_side_gram(a.left, b.left))
+      right = side_grams[i][1] if i == j else _side_gram(a.right, b.right)  # [N, Ta, Tb]
       # Pairs are symmetric: those of two sites count for both orders.
       times = 1 if i == j else 2
       pairs = left * right * times  # [N, Ta, Tb]
@@ -505,8 +505,8 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
   most = charge * sum(jnp.sum(left.longest * right.longest) for left, right in sides)
   extents = [jnp.sum(left.longest + right.longest) for left, right in sides]
   extent = functools.reduce(jnp.add, extents)
-  own = lengths.of(product)  # []
-  return RowLengths(Length(own.norm + reach, own.longest + most), extent)
+  length = lengths.of(product)  # []
+  return RowLengths(Length(length.norm + reach, length.longest + most), extent)
 
 
 def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:

@@ -77,8 +77,8 @@ def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> 
     axis = batch_axes[cotangent.taps[0]] + 1 + cotangent.axis
     return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
 
-  found = program.all_cotangents().items()
-  return {index: tuple(map(joined, cotangents)) for index, cotangents in found}
+  operands = program.all_cotangents().items()
+  return {index: tuple(map(joined, cotangents)) for index, cotangents in operands}
 
 
 def _settle(x: jax.Array) -> jax.Array:
@@ -187,14 +187,14 @@ def site_params(program: Program, leaves: Sequence[Any]) -> dict[int, tuple[Any,
   A function of the leaves alone, to be differentiated: its transpose takes gradients of
   the site's parameters back to the leaves. Half precision on the way is widened.
   """
-  found: dict[int, tuple[Any, ...]] = {}
+  params_at: dict[int, tuple[Any, ...]] = {}
   padding = len(program.jaxpr.invars) - len(leaves)
   inputs = [*map(_Stacked, leaves), *[None] * padding]
-  _collect(program, inputs, found)
-  return found
+  _collect(program, inputs, params_at)
+  return params_at
 
 
-def _collect(program: Program, inputs: Sequence[_Stacked | None], found: dict) -> list:
+def _collect(program: Program, inputs: Sequence[_Stacked | None], params_at: dict) -> list:
   env: dict[Any, Any] = dict(zip(program.jaxpr.constvars, map(_Stacked, program.consts)))
   env.update(zip(program.jaxpr.invars, inputs))
 
@@ -203,20 +203,20 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], found: dict) -
     return _Stacked(atom.val) if literal else env[atom]
 
   for site, _ in program.in_lifts:
-    found[site.index] = tuple(env[v].value for v in site.params)
+    params_at[site.index] = tuple(env[v].value for v in site.params)
   for step in program.steps:
     for site, _ in step.lifts:
-      found[site.index] = tuple(env[v].value for v in site.params)
+      params_at[site.index] = tuple(env[v].value for v in site.params)
     if step.site is not None:
-      found[step.site.index] = tuple(env[v].value for v in step.site.params)
-    results = _collect_step(step, [read(atom) for atom in step.eqn.invars], found)
+      params_at[step.site.index] = tuple(env[v].value for v in step.site.params)
+    results = _collect_step(step, [read(atom) for atom in step.eqn.invars], params_at)
     env.update(zip(step.eqn.outvars, results))
   for site, _ in program.out_lifts:
-    found[site.index] = tuple(env[v].value for v in site.params)
+    params_at[site.index] = tuple(env[v].value for v in site.params)
   return [read(atom) for atom in program.jaxpr.outvars]
 
 
-def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) -> list:
+def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict) -> list:
   if step.inner is not None:
     entering = list(values)
     if step.action is Action.SCAN:
@@ -225,7 +225,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) ->
       unknown = [None] * (first_xs - first_carry)
       sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in values[first_xs:]]
       entering = [*values[:first_carry], *unknown, *sliced]
-    return _collect(step.inner, entering, found)
+    return _collect(step.inner, entering, params_at)
   if not step.values or any(value.kind is Kind.DATA for value in step.values):
     # Data; or a print, which has no result.
     return [None] * len(step.values)

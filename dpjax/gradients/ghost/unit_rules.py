@@ -74,24 +74,25 @@ def norms(
   by_chunk: dict[int | None, list[int]] = {}
   for i, unit in enumerate(units):
     by_chunk.setdefault(cost_model.chunk(unit.cost, platform), []).append(i)
-  found: dict[int, Norms] = {}
+  results_of: dict[int, Norms] = {}
   for chunk, members in by_chunk.items():
     chosen = [units[i] for i in members]
     each = [_one_example(unit, flow) for unit in chosen]
-    one = lambda *seen, each=each: [norm(*seen) for norm in each]
-    results = _over_examples(one, chosen, recorded, chunk)  # lengths [B], held [B, ...]
-    found.update(zip(members, map(_complete, chosen, results)))
-  return [found[i] for i in range(len(units))]
+    norms_of_example = lambda *seen, each=each: [norm(*seen) for norm in each]
+    # lengths [B], held [B, ...]
+    results = _over_examples(norms_of_example, chosen, recorded, chunk)
+    results_of.update(zip(members, map(_complete, chosen, results)))
+  return [results_of[i] for i in range(len(units))]
 
 
 def _complete(unit: Unit, result: Any) -> Norms:
   """Completes the norms: joined leaves share one, unused leaves have none; see `finished`."""
-  found = result.lengths
-  if not found:
+  leaf_lengths = result.lengths
+  if not leaf_lengths:
     return result
-  zero = jnp.zeros_like(found[0].norm)  # [B]
-  rest = (Length(zero, zero),) * (len(unit.leaves) - len(found))
-  return result._replace(lengths=(*found, *rest))
+  zero = jnp.zeros_like(leaf_lengths[0].norm)  # [B]
+  zeros = (Length(zero, zero),) * (len(unit.leaves) - len(leaf_lengths))
+  return result._replace(lengths=(*leaf_lengths, *zeros))
 
 
 def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
@@ -101,23 +102,23 @@ def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)
 
-  def one(loss, data, cotangents):
+  def norms_of_example(loss, data, cotangents):
     del loss
     grads = gradients(data, cotangents)  # of each leaf: [*leaf]
     return Norms((), grads) if unit.hold else Norms(tuple(map(lengths.of, grads)), None)
 
-  return one
+  return norms_of_example
 
 
 def _over_examples(
-  one: Callable, units: Sequence[Unit], recorded: Recorded, chunk: int | None
+  fn: Callable, units: Sequence[Unit], recorded: Recorded, chunk: int | None
 ) -> Any:
   data, cotangents, depth = _arrays(units, recorded)
   if chunk is None or chunk >= recorded.losses.shape[0]:
     axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
-    return jax.vmap(one, in_axes=(0, *axes))(recorded.losses, data, cotangents)
+    return jax.vmap(fn, in_axes=(0, *axes))(recorded.losses, data, cotangents)
   seen = (recorded.losses, _in_front(data, depth), _in_front(cotangents, depth))
-  return lax.map(lambda x: one(*x), seen, batch_size=chunk if chunk > 1 else None)
+  return lax.map(lambda x: fn(*x), seen, batch_size=chunk if chunk > 1 else None)
 
 
 def _arrays(units: Sequence[Unit], recorded: Recorded) -> tuple[Any, Any, dict[int, int]]:
@@ -301,8 +302,8 @@ def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array,
       for x in map(flow.leaves.__getitem__, unit.leaves)
     )
   gradients = _one_gradient(unit, flow)
-  one = lambda loss, data, cotangents: gradients(data, cotangents)
-  return _over_examples(one, [unit], recorded, None)
+  gradients_of_example = lambda loss, data, cotangents: gradients(data, cotangents)
+  return _over_examples(gradients_of_example, [unit], recorded, None)
 
 
 def entries(
@@ -356,11 +357,11 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
   chunk = max(d for d in range(1, most + 1) if count % d == 0)
   cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])  # [B, ...] -> chunks
 
-  def one(data, cotangents, factors, longest):
+  def clipped_term(data, cotangents, factors, longest):
     return tuple(map(_held_to, gradients(data, cotangents), factors, longest))
 
   def body(total, part):
-    terms = jax.vmap(one)(*part)  # of each leaf: [chunk, *leaf]
+    terms = jax.vmap(clipped_term)(*part)  # of each leaf: [chunk, *leaf]
     return tuple(t + jnp.sum(each, axis=0) for t, each in zip(total, terms)), None
 
   zero = tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
@@ -372,7 +373,9 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
 def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
   """Limits lengths to those [B] known for each leaf of the unit."""
   pairs = zip(first.lengths, longest)
-  held = tuple(Length(own.norm, jnp.minimum(own.longest, most)) for own, most in pairs)
+  held = tuple(
+    Length(length.norm, jnp.minimum(length.longest, most)) for length, most in pairs
+  )
   return first._replace(lengths=held)
 
 

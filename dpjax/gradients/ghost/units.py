@@ -193,12 +193,12 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
   return Rule.PRODUCT, product, hold
 
 
-def better_stacked(found: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
+def better_stacked(planned: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
   """Returns leaves whose gradients per example are best stacked by the backward pass
   itself: an example's index chooses matrices from them (`cost_model.stacks`)."""
   return {
     i
-    for unit in found
+    for unit in planned
     if (matrices := sum(map(_gathered, unit.sites)))
     and cost_model.stacks(sum(leaves[i].size for i in unit.leaves), matrices)
     for i in unit.leaves

@@ -176,8 +176,8 @@ def arguments(part: Callable[..., Any]) -> tuple[str, ...]:
   library = _of_constructor(part)
   if library is None:
     return ()
-  given = (library.argument, INPUT_SHAPE)
-  return tuple(name for name in given if name in parameters_of(part))
+  optional = (library.argument, INPUT_SHAPE)
+  return tuple(name for name in optional if name in parameters_of(part))
 
 
 def _without_key(library: Library, path: str) -> UserError:

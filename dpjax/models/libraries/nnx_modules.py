@@ -94,7 +94,7 @@ class NnxModel(parts_lib.ConstructedModel):
       leaves, structure = jax.tree.flatten(state)
       # Layers with streams of their own must not share a mask.
       keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
-      keys = [jax.random.split(one, jnp.shape(old)) for one, old in zip(keys, leaves)]
+      keys = [jax.random.split(key, jnp.shape(old)) for key, old in zip(keys, leaves)]
       nnx.update(module, jax.tree.unflatten(structure, keys))
     names = linen_modules.parameters_of(type(module).__call__)
     how = linen_modules.mode_arguments(type(module).__call__, training=key is not None)

@@ -80,14 +80,14 @@ def check_collections(collections: Iterable[str], path: str) -> None:
 
 
 def check_outputs(
-  outputs: Any, wanted: tuple[int, ...], given: tuple[int, ...], path: str
+  outputs: Any, wanted: tuple[int, ...], input_shape: tuple[int, ...], path: str
 ) -> None:
   """Raises UserError unless a model returns one array of logits.
 
   Args:
     outputs: what it returns, or its shapes.
     wanted: shape of the logits.
-    given: shape of the inputs.
+    input_shape: shape of the inputs.
     path: the user's import path, for messages.
   """
   shape = getattr(outputs, "shape", None)
@@ -95,7 +95,7 @@ def check_outputs(
     return
   shown = f"a {type(outputs).__name__}" if shape is None else f"of shape {shape}"
   raise UserError(
-    f"must return logits of shape {wanted} for x of shape {given}, not {shown}",
+    f"must return logits of shape {wanted} for x of shape {input_shape}, not {shown}",
     field="model.name",
     value=path,
   )

@@ -75,17 +75,17 @@ class InverseBanded:
   redraw: bool | None = None
 
   def __post_init__(self):
-    given = validate.several(coefficients=self.coefficients)
-    validate.integer_in(1, _MOST_BANDS, number_of_coefficients=len(given))
-    for place, value in enumerate(given[1:], start=1):
+    coefficients = validate.several(coefficients=self.coefficients)
+    validate.integer_in(1, _MOST_BANDS, number_of_coefficients=len(coefficients))
+    for place, value in enumerate(coefficients[1:], start=1):
       if not (isinstance(value, float | int | np.floating) and -1 <= value <= 0):
         raise UserError("must be in [-1, 0]", field=f"coefficients[{place}]", value=value)
-    if given[0] != 1:
-      raise UserError("the first must be 1", field="coefficients", value=given[:1])
+    if coefficients[0] != 1:
+      raise UserError("the first must be 1", field="coefficients", value=coefficients[:1])
     if self.redraw not in (True, False, None):
       raise UserError("must be True, False or None", field="redraw", value=self.redraw)
     # Adding 0 turns -0 into 0: both are one strategy, with one mark.
-    values = tuple(float(np.float32(value)) + 0.0 for value in given)
+    values = tuple(float(np.float32(value)) + 0.0 for value in coefficients)
     if sum(values) < 0:
       raise UserError("must have a sum >= 0", field="coefficients", value=values)
     object.__setattr__(self, "coefficients", values)

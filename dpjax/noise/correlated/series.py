@@ -112,12 +112,12 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
   start = square_root(bands)[1:]
   if not start.size:
     return np.ones(1)
-  found = optimize.minimize(
+  minimum = optimize.minimize(
     loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * start.size,
     options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-9},
   )  # fmt: skip
   # The sensitivity theorem needs falling coefficients, to the last digit.
-  falling = np.minimum.accumulate(found.x)
+  falling = np.minimum.accumulate(minimum.x)
   return np.concatenate([[1.0], falling])
 
 
@@ -152,11 +152,11 @@ def optimized_buffers(
 
   gaps = np.minimum(num_steps ** -np.linspace(0.1, 0.9, buffers), 0.9)
   start = np.concatenate([np.full(buffers, -np.log(buffers)), np.log(gaps / (1 - gaps))])
-  found = optimize.minimize(
+  minimum = optimize.minimize(
     _with_gradient(log_loss), start, jac=True, method="L-BFGS-B",
     bounds=[(-12.0, 12.0)] * start.size, options={"maxiter": 500, "ftol": 1e-12},
   )  # fmt: skip
-  return unpack(found.x)
+  return unpack(minimum.x)
 
 
 def _buffered_prefix_noise(

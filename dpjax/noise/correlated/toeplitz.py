@@ -47,16 +47,16 @@ class BandState(NamedTuple):
 
 
 def filtered(
-  taps: tuple[float, ...], white: ArrayTree, state: BandState, *, keep: str
+  coefficients: tuple[float, ...], white: ArrayTree, state: BandState, *, keep: str
 ) -> tuple[Any, BandState]:
   """Computes y_t = z_t + sum_j taps[j - 1] x_{t-j}, where x is kept: "row" (y itself) or
   "white" (z)."""
-  buffers = len(taps)
+  buffers = len(coefficients)
   if not buffers:
     return white, BandState(state.draws + 1, state.rows)
   # Age of the entry at each place of the ring, from 0.
   age = (state.draws - 1 - jnp.arange(buffers)) % buffers
-  row = trees.add(white, weighted(jnp.asarray(taps)[age], state.rows))
+  row = trees.add(white, weighted(jnp.asarray(coefficients)[age], state.rows))
   slot = state.draws % buffers
   put = lambda rows, new: jax.lax.dynamic_update_index_in_dim(
     rows, new.astype(rows.dtype), slot, 0
@@ -192,8 +192,8 @@ class BufferedToeplitz:
     if max_participations is not None:
       validate.integer_at_least(1, max_participations=max_participations)
       times = min(times, max_participations)
-    found = series.optimized_buffers(num_steps, buffers, min_sep, times, objective)
-    return cls(*(tuple(values) for values in found))
+    fitted_values = series.optimized_buffers(num_steps, buffers, min_sep, times, objective)
+    return cls(*(tuple(values) for values in fitted_values))
 
   @property
   def bands(self) -> None:

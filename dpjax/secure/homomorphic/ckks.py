@@ -215,23 +215,23 @@ class _Coder:
     validate.integer_in(0, self.chain.levels, level=level)
     try:
       plain = self.seal.Plaintext()
-      given = np.asarray(values, np.float64)
+      numbers = np.asarray(values, np.float64)
     except (ValueError, TypeError) as error:
       raise UserError("must be real numbers", field="values") from error
-    if given.ndim > 1:
-      raise UserError(f"are of shape {given.shape}; must be [n]", field="values")
-    if given.size > self.chain.slots:
+    if numbers.ndim > 1:
+      raise UserError(f"are of shape {numbers.shape}; must be [n]", field="values")
+    if numbers.size > self.chain.slots:
       raise UserError(
         f"must be at most {self.chain.slots}",
         field="values",
-        value=Verbatim(f"{given.size} numbers"),
+        value=Verbatim(f"{numbers.size} numbers"),
       )
-    if not np.isfinite(given).all():
+    if not np.isfinite(numbers).all():
       raise UserError("hold NaN or infinity, which no ciphertext can", field="values")
     scale = self.levels.scales[level] if scale is None else scale
     # Numbers may be too large for the remaining primes.
     with _one_line():
-      self._encoder.encode(given.tolist(), self.levels.ids[level], scale, plain)
+      self._encoder.encode(numbers.tolist(), self.levels.ids[level], scale, plain)
     return plain
 
   def decode(self, plain: Any) -> np.ndarray:
@@ -312,10 +312,10 @@ class SlotEvaluator:
     return self._coder.context.get_context_data(cipher.parms_id()).chain_index()
 
   @_one_line()
-  def add(self, one: Ciphertext, other: Ciphertext) -> Ciphertext:
+  def add(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
     """Returns the sum of two ciphertexts of one level."""
     out = self._seal.Ciphertext()
-    self._evaluator.add(one, other, out)
+    self._evaluator.add(left, right, out)
     return out
 
   @_one_line()
@@ -346,14 +346,14 @@ class SlotEvaluator:
     return cipher
 
   @_one_line()
-  def product(self, one: Ciphertext, other: Ciphertext) -> Ciphertext:
+  def product(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
     """Returns the product of two ciphertexts of a level, for `total` and `reduced`.
 
     It is not yet brought down.
     """
-    self._has_level(one)
+    self._has_level(left)
     out = self._seal.Ciphertext()
-    self._evaluator.multiply(one, other, out)
+    self._evaluator.multiply(left, right, out)
     return out
 
   @_one_line()
@@ -375,8 +375,8 @@ class SlotEvaluator:
   def products(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
     """Returns the sum of products of ciphertexts, one level down."""
     raw = None
-    for one, other in pairs:
-      raw = self.total(raw, self.product(one, other))
+    for left, right in pairs:
+      raw = self.total(raw, self.product(left, right))
     return self.reduced(raw)
 
   def encoded(self, values: np.ndarray | float, level: int) -> Ciphertext:
@@ -422,8 +422,8 @@ class SlotEvaluator:
     self._evaluator.mod_switch_to(cipher, levels.ids[level + 1], out)
     # At this scale, the product by 1 lands exactly on the scale of the lower level.
     scale = self.scales[level] * levels.primes[level + 1] / self.scales[before]
-    one = self._coder.encode(1.0, level + 1, scale)
-    self._evaluator.multiply_plain_inplace(out, one)
+    encoded_one = self._coder.encode(1.0, level + 1, scale)
+    self._evaluator.multiply_plain_inplace(out, encoded_one)
     self._evaluator.rescale_to_next_inplace(out)
     return out
 
@@ -438,10 +438,10 @@ def rotations_of(strides: Sequence[int], counts: Sequence[int]) -> list[int]:
   >>> rotations_of([1, 16], [8, 2])
   [1, 2, 4, 16]
   """
-  found = []
+  rotations = []
   for stride, count in zip(strides, counts):
     while count > 1:
-      found.append(stride)
+      rotations.append(stride)
       stride = 2 * stride
       count = count // 2
-  return found
+  return rotations

@@ -67,9 +67,9 @@ class Upload(NamedTuple):
     return self.keys.size + sum(map(len, self.x + self.y))
 
 
-def _numbers(name: str, given: Any) -> np.ndarray:
+def _numbers(name: str, values: Any) -> np.ndarray:
   try:
-    return np.asarray(given, np.float64)
+    return np.asarray(values, np.float64)
   except (ValueError, TypeError) as error:
     raise UserError("must be an array of real numbers", field=name) from error
 
@@ -122,13 +122,13 @@ class DataOwner:
   def _encrypted(self, rows: np.ndarray, level: int | None = None) -> list[bytes]:
     """Encrypts [n, <= width] as ciphertexts of `rows_each` rows."""
     held = self.plan.rows_each
-    found = []
+    encrypted = []
     for start in range(0, len(rows), held):
       block = np.zeros((self.plan.width, held))
       part = rows[start : start + held].T
       block[: len(part), : part.shape[1]] = part
-      found.append(self._keys.encrypt(block.ravel(), level=level))
-    return found
+      encrypted.append(self._keys.encrypt(block.ravel(), level=level))
+    return encrypted
 
   def refresh(self, ciphers: Sequence[bytes], level: int) -> list[bytes]:
     """Returns a `Refresh`: the same numbers in fresh ciphertexts, with zeros for unused
@@ -142,13 +142,13 @@ class DataOwner:
       raise UserError(
         f"planned are {self.plan.refreshes}", field="refreshes", value=self.refreshes
       )
-    found = []
+    encrypted = []
     for cipher in ciphers:
       values = self._keys.decrypt(cipher)
       kept = np.zeros_like(values)
       kept[:: self.plan.rows_each] = values[:: self.plan.rows_each]
-      found.append(self._keys.encrypt(kept, level=level))
-    return found
+      encrypted.append(self._keys.encrypt(kept, level=level))
+    return encrypted
 
   def rows(self, x: np.ndarray) -> list[bytes]:
     """Encrypts new rows [n, d] for `RegressionServer.predict`.
@@ -256,11 +256,11 @@ class RegressionServer:
     for shift in range(plan.width // 2 + 1):
       if shift:
         moved = [on.rotate(cipher, plan.rows_each) for cipher in moved]
-      found = self._column_sums(list(zip(x, moved)), -share)
-      diagonals.append(found)
+      diagonal = self._column_sums(list(zip(x, moved)), -share)
+      diagonals.append(diagonal)
     # M = I - eta A: its diagonal gets 1 - eta ridge in addition to the sums over data.
-    own = self._lane(1 - plan.step_size * plan.ridge)
-    diagonals[0] = on.plus(diagonals[0], own)
+    lane = self._lane(1 - plan.step_size * plan.ridge)
+    diagonals[0] = on.plus(diagonals[0], lane)
     return diagonals, w
 
   def _column_sums(self, pairs: Sequence[tuple[Any, Any]], factor: float) -> Any:

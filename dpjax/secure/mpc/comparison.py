@@ -90,8 +90,8 @@ def signs(party: Party, x: Shares) -> Signs:
   Args:
     x: [...] shares.
   """
-  r, s, *rest = party.supply.deal("sign", x.shape).use()
-  ab, (bits, number, product), c = rest[:12], rest[12:15], rest[15:]
+  r, s, *parts = party.supply.deal("sign", x.shape).use()
+  ab, (bits, number, product), c = parts[:12], parts[12:15], parts[15:]
   (opened,) = party.open(x + r)
   borrow = _borrow(party, opened, bits, list(zip(ab[::2], ab[1::2], c)))
   top = ((bits >> np.uint64(63)) & _ONE).astype(np.uint8) ^ borrow
@@ -170,12 +170,14 @@ def argmax(party: Party, x: Shares) -> Shares:
     pairs = x.shape[-1] - odd
     first = x[..., 0:pairs:2]
     second = x[..., 1:pairs:2]
-    one = places[..., 0:pairs:2]
-    two = places[..., 1:pairs:2]
-    found = signs(party, first - second)
-    place = two + multiply(party, found.bit, one - two, truncated=False)
+    left_places = places[..., 0:pairs:2]
+    right_places = places[..., 1:pairs:2]
+    compared = signs(party, first - second)
+    place = right_places + multiply(
+      party, compared.bit, left_places - right_places, truncated=False
+    )
     # max(first, second) = second + relu(first - second).
-    x = np.concatenate([second + found.part, x[..., pairs:]], axis=-1)
+    x = np.concatenate([second + compared.part, x[..., pairs:]], axis=-1)
     places = np.concatenate([place, places[..., pairs:]], axis=-1)
   return places[..., 0]
 

@@ -125,13 +125,13 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
 
 def arrays(data: bytes, forms: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
   """Splits `data`, consecutive bytes, into arrays of these (shape, dtype)."""
-  found = []
+  parts = []
   start = 0
   for shape, dtype in forms:
     count = math.prod(shape)
-    found.append(np.frombuffer(data, dtype, count, start).reshape(shape))
-    start += found[-1].nbytes
-  return found
+    parts.append(np.frombuffer(data, dtype, count, start).reshape(shape))
+    start += parts[-1].nbytes
+  return parts
 
 
 def total(part: Part, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:

@@ -185,11 +185,11 @@ class Garbler(Unique):
   def __init__(self, x: int, *, bits: int):
     """x: unsigned, below 2^bits, otherwise UserError."""
     circuit = comparison(bits)
-    own = _bits("x", x, bits)
+    bits_of_x = _bits("x", x, bits)
     zeros, offset, garbled = garble(circuit)
     self._theirs = [(zero, zero ^ offset) for zero in zeros[bits : 2 * bits]]
     self._sender = oblivious_transfer.OtSender()
-    labels = tuple(zero ^ (offset if bit else 0) for zero, bit in zip(zeros, own))
+    labels = tuple(zero ^ (offset if bit else 0) for zero, bit in zip(zeros, bits_of_x))
     self.offer = Offer(garbled, labels, self._sender.point)  # message 1
 
   def answer(self, points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
@@ -225,8 +225,8 @@ class Evaluator:
     """Returns whether x < y. Raises UserError for a wrong message, or one out of order."""
     if self._offer is None:
       raise UserError("must come after choose", field="less")
-    own = [int.from_bytes(text, "big") for text in self._receiver.open(pairs)]
-    labels = [*self._offer.labels, *own]
+    opened = [int.from_bytes(text, "big") for text in self._receiver.open(pairs)]
+    labels = [*self._offer.labels, *opened]
     return bool(evaluate(self._circuit, self._offer.garbled, labels)[0])
 
 
@@ -252,8 +252,8 @@ def _bytes(label: int) -> bytes:
 
 def _hash(label: int, index: int) -> int:
   """128 bits of SHA-256 as a random oracle, a separate one for each half gate."""
-  found = oblivious_transfer.digest(b"gate", _bytes(label), index.to_bytes(4, "big"))
-  return int.from_bytes(found[:16], "big")
+  hashed = oblivious_transfer.digest(b"gate", _bytes(label), index.to_bytes(4, "big"))
+  return int.from_bytes(hashed[:16], "big")
 
 
 def _digest(label: int) -> bytes:

@@ -269,10 +269,10 @@ class SocketLink:
     events = selectors.EVENT_WRITE * writing | selectors.EVENT_READ * reading
     with selectors.DefaultSelector() as ready:
       ready.register(self._connection, events)
-      found = ready.select(max(until - time.monotonic(), 0.0))
-    if not found or time.monotonic() > self._until:
+      ready_events = ready.select(max(until - time.monotonic(), 0.0))
+    if not ready_events or time.monotonic() > self._until:
       raise PeerFailed(f"{self.peer}: silent for {self._timeout:g} seconds")
-    (_, now), *_ = found
+    (_, now), *_ = ready_events
     try:
       if now & selectors.EVENT_READ:
         more = self._connection.recv(min(wanted - len(read), _PIECE))

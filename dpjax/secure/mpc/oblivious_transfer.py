@@ -62,12 +62,12 @@ class OtSender(Unique):
       raise UserError(
         f"{len(points)}; must be one for each of {len(pairs)} pairs", field="points"
       )
-    own = self._key.pointQ
+    public_point = self._key.pointQ
     theirs = [_decoded(point) for point in points]
     # After all points were checked: an error reveals nothing, so another answer is allowed.
     self._answered = True
     sent = []
-    shift = -(own * self._key.d)
+    shift = -(public_point * self._key.d)
     for index, (point, encoded, pair) in enumerate(zip(theirs, points, pairs)):
       first = point * self._key.d
       seeds = (first, first + shift)  # aB, and a(B - A) = aB - aA
@@ -131,8 +131,8 @@ def _key(index: int, first: bytes, second: bytes, shared: Any) -> bytes:
 
 def _xor(text: bytes, key: bytes) -> bytes:
   if not isinstance(text, bytes) or len(text) != TEXT_BYTES:
-    found = len(text) if isinstance(text, bytes) else type(text).__name__
-    raise UserError(f"of {found} bytes; must be of {TEXT_BYTES}", field="text")
+    kind = len(text) if isinstance(text, bytes) else type(text).__name__
+    raise UserError(f"of {kind} bytes; must be of {TEXT_BYTES}", field="text")
   return bytes(a ^ b for a, b in zip(text, key))
 
 

@@ -112,15 +112,17 @@ def split(
   leaves, structure = jax.tree.flatten(tree)
   encoded = [ring64.encode(leaf, frac_bits) for leaf in leaves]
   masks = expand(fresh_key(seed, "split"), 0, [Part(word.shape) for word in encoded])
-  rest = [np.subtract(word, mask) for word, mask in zip(encoded, masks)]
-  return jax.tree.unflatten(structure, masks), jax.tree.unflatten(structure, rest)
+  masked = [np.subtract(word, mask) for word, mask in zip(encoded, masks)]
+  return jax.tree.unflatten(structure, masks), jax.tree.unflatten(structure, masked)
 
 
 def join(first: Tree, second: Tree, *, frac_bits: int = ring64.FRAC_BITS) -> Tree:
   """Returns the float64 values of both parties' shares, for a client that gets an answer."""
-  zero, one = (jax.tree.leaves(tree) for tree in (first, second))
-  words([*zero, *one])
-  if [leaf.shape for leaf in zero] != [leaf.shape for leaf in one]:
+  first_leaves, second_leaves = (jax.tree.leaves(tree) for tree in (first, second))
+  words([*first_leaves, *second_leaves])
+  if [leaf.shape for leaf in first_leaves] != [leaf.shape for leaf in second_leaves]:
     raise UserError("the shares of both parties must have the same shapes", field="join")
-  values = [ring64.decode(np.add(*pair), frac_bits) for pair in zip(zero, one)]
+  values = [
+    ring64.decode(np.add(*pair), frac_bits) for pair in zip(first_leaves, second_leaves)
+  ]
   return jax.tree.unflatten(jax.tree.structure(first), values)

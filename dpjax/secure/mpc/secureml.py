@@ -132,8 +132,8 @@ def _forward(party: Party, network: Network, x: Shares, hidden: str) -> _Pass:
 
 
 def _relu(party: Party, z: Shares) -> tuple[Shares, Callable]:
-  found = comparison.signs(party, z)
-  return found.part, lambda error: multiply(party, error, found.bit, truncated=False)
+  compared = comparison.signs(party, z)
+  return compared.part, lambda error: multiply(party, error, compared.bit, truncated=False)
 
 
 def _square(party: Party, z: Shares) -> tuple[Shares, Callable]:
@@ -231,9 +231,9 @@ def predict(
   Returns:
     [n] classes, 0 or 1 for a single output; None for who does not ask.
   """
-  found = scores(party, network, x, recipe)  # [n, d_out]
-  if found.shape[1] > 1:
-    place = comparison.argmax(party, found)
+  outputs = scores(party, network, x, recipe)  # [n, d_out]
+  if outputs.shape[1] > 1:
+    place = comparison.argmax(party, outputs)
   else:
-    place = comparison.signs(party, found[:, 0] - constant(party, recipe.middle)).bit
+    place = comparison.signs(party, outputs[:, 0] - constant(party, recipe.middle)).bit
   return private_values.reveal(party, place, to=to, frac_bits=0)

@@ -120,7 +120,9 @@ class SecureFunction:
       name = next(_RUNS)
       links = pool.map(functools.partial(self._link, name), range(self.parties))
       jobs = zip(links, of_party)
-      runs = [pool.submit(run_party, link, config, program, own) for link, own in jobs]
+      runs = [
+        pool.submit(run_party, link, config, program, shares) for link, shares in jobs
+      ]
       results = [run.result() for run in runs]
     seconds = time.perf_counter() - start
     outputs = [
@@ -128,7 +130,7 @@ class SecureFunction:
       for leaf, shares in zip(program.outputs, zip(*results))
     ]
     tree = jax.tree.unflatten(program.out_tree, outputs)
-    size = sum(num_bytes(share) for own in of_party for share in own)
+    size = sum(num_bytes(share) for shares in of_party for share in shares)
     return reveal(tree) if self.revealed else tree, size, seconds
 
   def _admitted(self, name: str, leaf: Any) -> Any:
@@ -147,15 +149,15 @@ class SecureFunction:
     self, config: Any, values: Sequence[Any], public: Sequence[bool]
   ) -> list[tuple]:
     """Returns for each party its shares of all inputs."""
-    made = []
+    pairs = []
     for index, (value, known) in enumerate(zip(values, public)):
       if isinstance(value, Secret) and known:
         raise UserError(
           "is a Secret; must not be in public_argnums", field=f"args[{index}]"
         )
       secret = isinstance(value, Secret)
-      made.append(value.shares if secret else split(config, self.parties, value, known))
-    return list(zip(*made)) if made else [()] * self.parties
+      pairs.append(value.shares if secret else split(config, self.parties, value, known))
+    return list(zip(*pairs)) if pairs else [()] * self.parties
 
   def _link(self, name: int, rank: int) -> Any:
     link = spu_program.library().link
@@ -275,14 +277,14 @@ def joined(config: Any, shares: Sequence[Any], shape: tuple, dtype: Any) -> np.n
 
 
 def run_party(
-  link: Any, config: Any, program: spu_program.SpuProgram, own: Sequence
+  link: Any, config: Any, program: spu_program.SpuProgram, shares: Sequence
 ) -> tuple:
   """Runs one party: takes its shares of the inputs, returns its shares of the outputs."""
   spu = spu_program.library()
   runtime = spu.Runtime(link, config)
-  inputs = [f"in{i}" for i in range(len(own))]
+  inputs = [f"in{i}" for i in range(len(shares))]
   outputs = [f"out{i}" for i in range(len(program.outputs))]
-  for name, value in zip(inputs, own):
+  for name, value in zip(inputs, shares):
     runtime.set_var(name, value)
   runtime.run(spu.Executable("dpjax", inputs, outputs, program.code))
   return tuple(map(runtime.get_var, outputs))
@@ -336,9 +338,9 @@ def _counted(parties: int) -> Iterator[list[int]]:
     path = _log()
     before = path.stat().st_size if path.exists() else 0
     yield count
-    found = _SENT.findall(path.read_bytes()[before:].decode())
-  if len(found) != parties:
+    counts = _SENT.findall(path.read_bytes()[before:].decode())
+  if len(counts) != parties:
     raise UserError(
-      f"its log tells {len(found)} counts of bytes for {parties} parties", field="spu"
+      f"its log tells {len(counts)} counts of bytes for {parties} parties", field="spu"
     )
-  count.append(sum(map(int, found)))
+  count.append(sum(map(int, counts)))

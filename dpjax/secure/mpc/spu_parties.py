@@ -88,8 +88,8 @@ class SpuParty(NamedTuple):
     with spu_program.one_line():
       # Before any share is sent: another program could reveal something else.
       self._agree(program.text, self.protocol, tuple(of_leaf), tuple(reveal_to))
-      own = self._exchanged(config, values, of_leaf)
-      results = spu_jit.run_party(self.link, config, program, own)
+      party_shares = self._exchanged(config, values, of_leaf)
+      results = spu_jit.run_party(self.link, config, program, party_shares)
       shares = [self._collected(result, reveal_to) for result in results]
       self._leave()
     if self.rank not in reveal_to:
@@ -113,8 +113,8 @@ class SpuParty(NamedTuple):
         "must name a party, or nobody would learn the result", field="reveal_to", value=()
       )
     for index, (arg, owner) in enumerate(zip(args, owners)):
-      given = (not isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(arg))
-      if owner == self.rank or not any(given):
+      holds_values = (not isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(arg))
+      if owner == self.rank or not any(holds_values):
         continue
       raise UserError(
         f"is party {owner}'s, party {self.rank} gave values, which nobody would "
@@ -140,16 +140,16 @@ class SpuParty(NamedTuple):
 
   def _exchanged(self, config: Any, values: Sequence, of_leaf: Sequence[int]) -> list:
     """Returns this party's share of every input."""
-    own = []
+    received = []
     for value, owner in zip(values, of_leaf):
       if owner != self.rank:
-        own.append(_read(self.link.recv(owner)))
+        received.append(_read(self.link.recv(owner)))
         continue
       shares = spu_jit.split(config, self.parties, value, public=False)
       for rank in self._others():
         self.link.send_async(rank, _written(shares[rank]))
-      own.append(shares[self.rank])
-    return own
+      received.append(shares[self.rank])
+    return received
 
   def _leave(self) -> None:
     """Waits for all: a party that left at once might lose messages that it has not sent
@@ -215,14 +215,14 @@ def connect(
   desc.connect_retry_interval_ms = 200
   desc.connect_retry_times = math.ceil(timeout_seconds / _ATTEMPT_SECONDS)
   try:
-    own = link.create_brpc(desc, rank)
+    party_link = link.create_brpc(desc, rank)
   except RuntimeError as error:
     raise UserError(
       f"no connection of all parties within {timeout_seconds} s at {list(addresses)}",
       field="addresses",
     ) from error
   try:
-    yield SpuParty(own, rank, protocol, parties)
+    yield SpuParty(party_link, rank, protocol, parties)
   finally:
     # The others may still be reading this party's last message.
     time.sleep(_LINGER_SECONDS)

@@ -119,9 +119,9 @@ def compiled(
   traced = jax.jit(fn, keep_unused=True).trace(*args)
   _check(traced.jaxpr)
   text = traced.lower().as_text("stablehlo")
-  if found := re.search(r"[x<](f64|i64x|f16|bf16|f8\w*|complex<f\d+>)>", text):
+  if match := re.search(r"[x<](f64|i64x|f16|bf16|f8\w*|complex<f\d+>)>", text):
     raise UserError(
-      f"computes in {found[1]}; SPU's numbers are float32 or integers", field="fn"
+      f"computes in {match[1]}; SPU's numbers are float32 or integers", field="fn"
     )
   outputs, out_tree = jax.tree.flatten(traced.out_info)
   spu = library()

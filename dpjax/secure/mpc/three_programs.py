@@ -131,14 +131,14 @@ class _Greetings:
     """
     while True:
       while not self._done.empty():
-        connection, found = self._done.get()
+        connection, greeted = self._done.get()
         self._waiting.pop(connection, None)
-        if isinstance(found, PeerFailed):
-          self._last = f"; somebody else did ({found})"
-        elif isinstance(found, Exception):
-          raise found
+        if isinstance(greeted, PeerFailed):
+          self._last = f"; somebody else did ({greeted})"
+        elif isinstance(greeted, Exception):
+          raise greeted
         else:
-          return found
+          return greeted
       left = self._until - time.monotonic()
       if left <= 0:
         raise PeerFailed(f"{who}: did not come in time{self._last}")
@@ -162,18 +162,20 @@ class _Greetings:
       # The oldest from the address with the most connections, so that a crowd evicts only
       # itself.
       (crowded, _), *_ = Counter(self._waiting.values()).most_common(1)
-      oldest = next(one for one, where in self._waiting.items() if where == crowded)
+      oldest = next(
+        connection for connection, where in self._waiting.items() if where == crowded
+      )
       self._let_go(oldest)
     self._waiting[connection] = host
     threading.Thread(target=self._run, args=(connection,), daemon=True).start()
 
   def _run(self, connection: socket.socket) -> None:
     try:
-      found = self._greet(connection)
+      greeted = self._greet(connection)
     except Exception as error:
       connection.close()
-      found = error
-    self._done.put((connection, found))
+      greeted = error
+    self._done.put((connection, greeted))
     # It was closed meanwhile, and nobody listens.
     with contextlib.suppress(OSError):
       self._ring.send(b"!")
@@ -189,11 +191,11 @@ class _Greetings:
     """Disconnects peers that have not been greeted."""
     done = set[socket.socket]()
     while not self._done.empty():
-      connection, found = self._done.get()
+      connection, greeted = self._done.get()
       done.add(connection)
-      if not isinstance(found, Exception):
+      if not isinstance(greeted, Exception):
         connection.close()
-    for connection in [one for one in self._waiting if one not in done]:
+    for connection in [waiting for waiting in self._waiting if waiting not in done]:
       self._let_go(connection)
     self._bell.close()
     self._ring.close()
@@ -399,8 +401,8 @@ def run_processes(
       for number, inputs in enumerate((inputs0, inputs1))
     )
     at, peer, _ = (_heard(pipe, _START) for pipe in (dealer, first, second))
-    for pipe, told in ((dealer, None), (first, (at, None)), (second, (at, peer))):
-      pipe.send(told)
+    for pipe, sent in ((dealer, None), (first, (at, None)), (second, (at, peer))):
+      pipe.send(sent)
     (out0, spent0), (out1, spent1) = _outcomes([first, second])
   where = setting_of(seed, "two parties and the dealer, a process each, on one machine")
   return Ran((out0, out1), (spent0, spent1), where)
@@ -446,7 +448,7 @@ def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
 
   Where both failed, the fault is raised that is not of losing the other.
   """
-  found = {}
+  outcomes = {}
   faults = []
   left = list(pipes)
   while left:
@@ -457,12 +459,12 @@ def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
     pipe: Any = ready[0]
     left.remove(pipe)
     try:
-      found[pipe] = _heard(pipe)
+      outcomes[pipe] = _heard(pipe)
     except UserError as error:
       faults.append(error)
   if faults:
     raise min(faults, key=lambda error: isinstance(error, PeerFailed))
-  return [found[pipe] for pipe in pipes]
+  return [outcomes[pipe] for pipe in pipes]
 
 
 def _dealer_main(pipe: Connection, agreed: Agreed) -> None:

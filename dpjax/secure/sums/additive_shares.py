@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from dpjax import validate
-from dpjax.secure.sums import letters
+from dpjax.secure.sums import messages
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
 from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
 from dpjax.validate import UserError
@@ -100,7 +100,7 @@ class AdditiveSharing(SumSettings):
     # Parties reveal sums of shares, and never the share of one client.
     for who in parties:
       total += held[who]
-    each = letters.size(1, total.nbytes)
+    each = messages.size(1, total.nbytes)
     others = len(parties) - 1
     cost = Cost(
       client_bytes=each * (2 * others + 1),
@@ -149,7 +149,7 @@ class AdditiveServers(SumSettings):
     total = sums[0]
     for held in sums[1:]:
       total += held
-    each = letters.size(1, total.nbytes)
+    each = messages.size(1, total.nbytes)
     servers = self.num_servers
     cost = Cost(
       client_bytes=each * servers,

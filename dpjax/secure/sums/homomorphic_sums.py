@@ -232,25 +232,27 @@ class BfvSum(SumSettings):
     Raises:
       UserError: also where nobody is left to decrypt, or the extra `he` is not installed.
     """
-    one = self.bits == _LIMB or (self.largest is not None and self.largest < 2**_LIMB)
-    shifts = (0,) if one else (0, _LIMB)
+    fits_one_limb = self.bits == _LIMB or (
+      self.largest is not None and self.largest < 2**_LIMB
+    )
+    shifts = (0,) if fits_one_limb else (0, _LIMB)
 
     def cut(vector: np.ndarray) -> list[np.ndarray]:
       # Parts of 32 bits, so that the sum stays below the plaintext modulus.
       wide = vector.astype(np.uint64)
       return [(wide >> np.uint64(s)) & np.uint64(2**_LIMB - 1) for s in shifts]
 
-    found = _sum_encrypted(self, bfv_keys, cut, vectors, drops)
-    total = np.zeros(found.rows.shape[1], np.uint64)
+    decrypted = _sum_encrypted(self, bfv_keys, cut, vectors, drops)
+    total = np.zeros(decrypted.rows.shape[1], np.uint64)
     modulus = next(
-      m for most, (_, m) in BFV_PARAMETERS.items() if len(found.survivors) <= most
+      m for most, (_, m) in BFV_PARAMETERS.items() if len(decrypted.survivors) <= most
     )
     # SEAL returns residues around 0, but the sum is not negative.
-    for shift, row in zip(shifts, found.rows):
+    for shift, row in zip(shifts, decrypted.rows):
       total += np.mod(row, modulus).astype(np.uint64) << np.uint64(shift)
     # The type reduces it modulo 2^bits.
     total = total.astype(self.dtype)
-    return Summed(total, found.survivors, _answered(found.cost, total))
+    return Summed(total, decrypted.survivors, _answered(decrypted.cost, total))
 
 
 def _answered(cost: Cost, total: np.ndarray) -> Cost:
@@ -306,6 +308,6 @@ class CkksSum:
       return [vector]
 
     settings = _Floats(min_survivors=self.min_survivors)
-    found = _sum_encrypted(settings, lambda _: ckks_keys(), cut, vectors, drops)
-    total = np.round(found.rows[0], _CKKS_DECIMALS)
-    return Summed(total, found.survivors, _answered(found.cost, total))
+    decrypted = _sum_encrypted(settings, lambda _: ckks_keys(), cut, vectors, drops)
+    total = np.round(decrypted.rows[0], _CKKS_DECIMALS)
+    return Summed(total, decrypted.survivors, _answered(decrypted.cost, total))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dpjax.secure.sums import letters
+from dpjax.secure.sums import messages
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
 from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
 
@@ -35,6 +35,6 @@ class PlainSum(SumSettings):
     total = np.zeros(read.length, self.dtype)
     for who in survivors:
       total += read(who)
-    each = letters.size(1, total.nbytes)
+    each = messages.size(1, total.nbytes)
     cost = Cost(each, each * len(survivors), 0, 0, time.perf_counter() - start)
     return Summed(total, survivors, cost)

@@ -133,12 +133,12 @@ def combine(shares: dict[int, bytes]) -> bytes:
   return library().shamir.combine([(place + 1, share) for place, share in shares.items()])
 
 
-def add_streams(vector: np.ndarray, streams: Sequence[tuple[bytes, bool]]) -> None:
+def add_streams(vector: np.ndarray, keystreams: Sequence[tuple[bytes, bool]]) -> None:
   """Adds (True) or subtracts (False) the ChaCha20 stream of each key, in place.
 
   Args:
     vector: [d] uint32 or uint64, contiguous; sums are modulo 2^32 or 2^64.
-    streams: (key [32], whether to add); a key is for one stream only, its nonce is 0.
+    keystreams: (key [32], whether to add); a key is for one stream only, its nonce is 0.
   """
   lib = library()
   ciphers = [
@@ -146,7 +146,7 @@ def add_streams(vector: np.ndarray, streams: Sequence[tuple[bytes, bool]]) -> No
       lib.ciphers.Cipher(lib.algorithms.ChaCha20(key, bytes(16)), None).encryptor(),
       np.add if plus else np.subtract,
     )
-    for key, plus in streams
+    for key, plus in keystreams
   ]
   step = _CHUNK // vector.itemsize
   zeros = memoryview(bytes(_CHUNK))

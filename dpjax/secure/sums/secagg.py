@@ -232,19 +232,19 @@ def run(
       # A vector is read when it is masked, so that two are never in memory.
       vector = read(who) if kind == "masked" else None
       try:
-        letter = said[who]
+        message = said[who]
         if kind != "keys":
-          members[who], letter = secagg_client.answer(members[who], said[who], vector)
+          members[who], message = secagg_client.answer(members[who], said[who], vector)
       # The client refuses to continue; to all others it has dropped out.
       except UserError as error:
         silent[who] = error
         continue
       tally.computed(kind, members[who])
-      tally.bytes[who] += len(letter)
-      server = secagg_server.receive(server, letter, who)
+      tally.bytes[who] += len(message)
+      server = secagg_server.receive(server, message, who)
     server, said = _closed(server, silent)
-    for who, letter in said.items():
-      tally.bytes[who] += len(letter)
+    for who, message in said.items():
+      tally.bytes[who] += len(message)
   unmasked = secagg_server.total(server)
   cost = Cost(
     client_bytes=max(tally.bytes.values()),

@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax.secure.sums import letters, primitives
-from dpjax.secure.sums.letters import SERVER, Letter
+from dpjax.secure.sums import messages, primitives
+from dpjax.secure.sums.messages import SERVER, Message
 from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
@@ -102,9 +102,9 @@ def start(
     raise UserError(
       f"is not among the {len(terms.clients)} of the terms", field="client", value=me
     )
-  own = primitives.signing_public_key(signing_key) if signing_key else None
+  public_key = primitives.signing_public_key(signing_key) if signing_key else None
   listed = terms.directory[terms.clients.index(me)] if terms.directory else None
-  if own != listed:
+  if public_key != listed:
     raise UserError(
       f"of client {me} is not the one that the directory lists", field="signing_key"
     )
@@ -122,7 +122,7 @@ def start(
   )
   if signing_key:
     public += primitives.sign(signing_key, _signed_keys(terms, me, public))
-  return member, letters.write("keys", terms.session, me, {me: public})
+  return member, messages.write("keys", terms.session, me, {me: public})
 
 
 def mask_key(terms: Terms, who: int, seed: bytes) -> bytes:
@@ -140,11 +140,11 @@ def own_stream(terms: Terms, who: int, seed: bytes) -> bytes:
   return primitives.derive(seed, terms.context(b"own mask", who))
 
 
-def pair_stream(terms: Terms, one: int, private: bytes, other: int, public: bytes) -> bytes:
+def pair_stream(terms: Terms, me: int, private: bytes, other: int, public: bytes) -> bytes:
   """Derives the key of the stream that two neighbours share, from the mask key of one of
   them."""
   # Both ends derive the key, so the ids are in a fixed order.
-  info = terms.context(b"pair mask", min(one, other), max(one, other))
+  info = terms.context(b"pair mask", min(me, other), max(me, other))
   return primitives.agree(private, public, info)
 
 
@@ -181,19 +181,21 @@ def answer(
   if not member.expects:
     raise UserError(f"client {member.me}: has said all it says in this sum")
   size = record_bytes(terms, member.expects)
-  letter = letters.read(data, member.expects, terms.session, size)
-  if letter.sender != SERVER:
-    raise UserError(f"{member.expects}: from {letters.name(letter.sender)}, not the server")
+  message = messages.read(data, member.expects, terms.session, size)
+  if message.sender != SERVER:
+    raise UserError(
+      f"{member.expects}: from {messages.name(message.sender)}, not the server"
+    )
   if member.expects == "forwarded":
-    return _mask(member, letter, vector)
+    return _mask(member, message, vector)
   answers = {"roster": _share, "survivors": _settle, "signatures": _confirm}
-  return answers[member.expects](member, letter)
+  return answers[member.expects](member, message)
 
 
-def _share(member: Member, letter: Letter) -> tuple[Member, bytes]:
+def _share(member: Member, message: Message) -> tuple[Member, bytes]:
   terms = member.terms
   me = member.me
-  roster = {who: bytes(record) for who, record in letter.records.items()}
+  roster = {who: bytes(record) for who, record in message.records.items()}
   _check_roster(member, roster)
   there = holders(terms, me, roster)
   if len(there) < terms.threshold:
@@ -205,7 +207,7 @@ def _share(member: Member, letter: Letter) -> tuple[Member, bytes]:
     primitives.split(seed, terms.threshold, len(there))
     for seed in (member.mask_seed, member.own_seed)
   ]
-  shares = {who: mask + own for who, mask, own in zip(there, *halves)}
+  shares = {who: mask + share for who, mask, share in zip(there, *halves)}
   sealed = {
     who: primitives.seal(channels[who][0], shares[who], terms.context(b"shares", me, who))
     for who in roster
@@ -214,7 +216,7 @@ def _share(member: Member, letter: Letter) -> tuple[Member, bytes]:
   member = member._replace(
     expects="forwarded", roster=roster, channels=channels, shares={me: shares[me]}
   )
-  return member, letters.write("envelopes", terms.session, me, sealed)
+  return member, messages.write("envelopes", terms.session, me, sealed)
 
 
 def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
@@ -223,8 +225,8 @@ def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
   strangers = sorted({*roster} - {*neighbours(terms, me)})
   if strangers:
     raise UserError(f"client {strangers[0]} is no neighbour of client {me}", field="roster")
-  own = (member.channel_key, mask_key(terms, me, member.mask_seed))
-  keys = [primitives.public_key(key) for key in own]
+  secret_keys = (member.channel_key, mask_key(terms, me, member.mask_seed))
+  keys = [primitives.public_key(key) for key in secret_keys]
   keys += [part for record in roster.values() for part in (record[:32], record[32:64])]
   # The protocol requires distinct keys (Bonawitz et al. 2017, figure 4).
   if len({*keys}) != len(keys):
@@ -245,16 +247,16 @@ def _channel(member: Member, who: int, public: bytes) -> tuple[bytes, bytes]:
 
 
 def _mask(
-  member: Member, letter: Letter, vector: np.ndarray | None
+  member: Member, message: Message, vector: np.ndarray | None
 ) -> tuple[Member, bytes]:
   terms = member.terms
   me = member.me
-  strangers = sorted({*letter.records} - {*member.roster})
+  strangers = sorted({*message.records} - {*member.roster})
   if strangers:
     raise UserError(f"client {strangers[0]} was not on the roster", field="forwarded")
-  if len(letter.records) + 1 < terms.threshold:
+  if len(message.records) + 1 < terms.threshold:
     raise UserError(
-      f"shares of {len(letter.records)}; with its own the threshold is {terms.threshold}",
+      f"shares of {len(message.records)}; with its own the threshold is {terms.threshold}",
       field="forwarded",
     )
   if vector is None or vector.shape != (terms.length,) or vector.dtype != terms.dtype:
@@ -263,27 +265,27 @@ def _mask(
     who: primitives.unseal(
       member.channels[who][1], bytes(sealed), terms.context(b"shares", who, me)
     )
-    for who, sealed in letter.records.items()
+    for who, sealed in message.records.items()
   }
   private = mask_key(terms, me, member.mask_seed)
-  streams = [(own_stream(terms, me, member.own_seed), True)]
+  keystreams = [(own_stream(terms, me, member.own_seed), True)]
   for who in shares:
     key = pair_stream(terms, me, private, who, member.roster[who][32:64])
     # Of two that share a stream, the one with the smaller id adds it, the other subtracts.
-    streams.append((key, who > me))
+    keystreams.append((key, who > me))
   masked = np.array(vector, terms.dtype)
-  primitives.add_streams(masked, streams)
+  primitives.add_streams(masked, keystreams)
   # The channels' keys are no longer needed. Once deleted, they cannot be revealed.
   member = member._replace(
     expects="survivors", shares={**member.shares, **shares}, channels={}
   )
-  return member, letters.write("masked", terms.session, me, {me: masked.tobytes()})
+  return member, messages.write("masked", terms.session, me, {me: masked.tobytes()})
 
 
-def _settle(member: Member, letter: Letter) -> tuple[Member, bytes]:
+def _settle(member: Member, message: Message) -> tuple[Member, bytes]:
   terms = member.terms
   me = member.me
-  survivors = {who: bytes(mark) for who, mark in letter.records.items()}
+  survivors = {who: bytes(mark) for who, mark in message.records.items()}
   if {*survivors} != {*member.shares} or not {*survivors.values()} <= {DEAD, ALIVE}:
     raise UserError(
       "must say of each client whose shares this one holds", field="survivors"
@@ -306,16 +308,16 @@ def _settle(member: Member, letter: Letter) -> tuple[Member, bytes]:
     return _reveal(member, survivors)
   signature = primitives.sign(member.signing_key, signed_survivors(terms, survivors))
   member = member._replace(expects="signatures", survivors=survivors)
-  return member, letters.write("agreed", terms.session, me, {me: signature})
+  return member, messages.write("agreed", terms.session, me, {me: signature})
 
 
-def _confirm(member: Member, letter: Letter) -> tuple[Member, bytes]:
+def _confirm(member: Member, message: Message) -> tuple[Member, bytes]:
   terms = member.terms
   text = signed_survivors(terms, member.survivors)
   directory = dict(zip(terms.clients, terms.directory or ()))
   signed = [
     who
-    for who, signature in letter.records.items()
+    for who, signature in message.records.items()
     if member.survivors.get(who) == ALIVE
     and primitives.signed_by(directory[who], bytes(signature), text)
   ]
@@ -339,4 +341,4 @@ def _reveal(member: Member, survivors: Mapping[int, bytes]) -> tuple[Member, byt
   }
   # Deleted, so that no later message gets the other shares.
   member = member._replace(expects="", shares={})
-  return member, letters.write("revealed", member.terms.session, member.me, revealed)
+  return member, messages.write("revealed", member.terms.session, member.me, revealed)

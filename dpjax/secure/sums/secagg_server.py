@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax.secure.sums import letters, primitives
-from dpjax.secure.sums.letters import SERVER
+from dpjax.secure.sums import messages, primitives
+from dpjax.secure.sums.messages import SERVER
 from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.secure.sums.secagg_client import (
   ALIVE,
@@ -105,15 +105,15 @@ def receive(state: Collected, data: bytes, sender: int | None = None) -> Collect
   terms = state.terms
   kind = state.phase
   if not kind:
-    raise UserError("came after the sum was closed", field="letter")
-  letter = letters.read(data, kind, terms.session, record_bytes(terms, kind))
-  if sender is not None and letter.sender != sender:
+    raise UserError("came after the sum was closed", field="message")
+  message = messages.read(data, kind, terms.session, record_bytes(terms, kind))
+  if sender is not None and message.sender != sender:
     raise UserError(
-      f"{kind}: from client {sender}, who says to be {letters.name(letter.sender)}"
+      f"{kind}: from client {sender}, who says to be {messages.name(message.sender)}"
     )
-  if letter.sender not in expected(state):
+  if message.sender not in expected(state):
     raise UserError(
-      f"{kind}: of {letters.name(letter.sender)} is a second one, or too late"
+      f"{kind}: of {messages.name(message.sender)} is a second one, or too late"
     )
   take = {
     "keys": _take_keys,
@@ -122,22 +122,22 @@ def receive(state: Collected, data: bytes, sender: int | None = None) -> Collect
     "agreed": _take_signature,
     "revealed": _take_revealed,
   }
-  return take[kind](state, letter)
+  return take[kind](state, message)
 
 
-def _own_record(kind: str, letter: letters.Letter) -> memoryview:
-  if [*letter.records] != [letter.sender]:
-    raise UserError(f"{kind}: of client {letter.sender} must be about itself alone")
-  return letter.records[letter.sender]
+def _own_record(kind: str, message: messages.Message) -> memoryview:
+  if [*message.records] != [message.sender]:
+    raise UserError(f"{kind}: of client {message.sender} must be about itself alone")
+  return message.records[message.sender]
 
 
-def _take_keys(state: Collected, letter: letters.Letter) -> Collected:
-  record = bytes(_own_record("keys", letter))
+def _take_keys(state: Collected, message: messages.Message) -> Collected:
+  record = bytes(_own_record("keys", message))
   terms = state.terms
-  if terms.directory and not is_signed(terms, letter.sender, record):
-    raise UserError(f"of client {letter.sender} are not signed by it", field="keys")
-  _check_keys(state, letter.sender, record)
-  return state._replace(keys={**state.keys, letter.sender: record})
+  if terms.directory and not is_signed(terms, message.sender, record):
+    raise UserError(f"of client {message.sender} are not signed by it", field="keys")
+  _check_keys(state, message.sender, record)
+  return state._replace(keys={**state.keys, message.sender: record})
 
 
 def _check_keys(state: Collected, sender: int, record: bytes) -> None:
@@ -154,37 +154,37 @@ def _check_keys(state: Collected, sender: int, record: bytes) -> None:
     primitives.agree(_ANY_PRIVATE, public, b"")
 
 
-def _take_envelopes(state: Collected, letter: letters.Letter) -> Collected:
-  wanted = {*holders(state.terms, letter.sender, state.keys)} - {letter.sender}
-  if {*letter.records} != wanted:
+def _take_envelopes(state: Collected, message: messages.Message) -> Collected:
+  wanted = {*holders(state.terms, message.sender, state.keys)} - {message.sender}
+  if {*message.records} != wanted:
     raise UserError(
-      f"of client {letter.sender} are not one for each neighbour", field="envelopes"
+      f"of client {message.sender} are not one for each neighbour", field="envelopes"
     )
-  sealed = {who: bytes(record) for who, record in letter.records.items()}
-  return state._replace(envelopes={**state.envelopes, letter.sender: sealed})
+  sealed = {who: bytes(record) for who, record in message.records.items()}
+  return state._replace(envelopes={**state.envelopes, message.sender: sealed})
 
 
-def _take_masked(state: Collected, letter: letters.Letter) -> Collected:
-  vector = np.frombuffer(_own_record("masked", letter), state.terms.dtype)  # [d]
-  uploaded = state.uploaded | {letter.sender}
+def _take_masked(state: Collected, message: messages.Message) -> Collected:
+  vector = np.frombuffer(_own_record("masked", message), state.terms.dtype)  # [d]
+  uploaded = state.uploaded | {message.sender}
   return state._replace(total=state.total + vector, uploaded=uploaded)
 
 
-def _take_signature(state: Collected, letter: letters.Letter) -> Collected:
-  signature = bytes(_own_record("agreed", letter))
-  return state._replace(signatures={**state.signatures, letter.sender: signature})
+def _take_signature(state: Collected, message: messages.Message) -> Collected:
+  signature = bytes(_own_record("agreed", message))
+  return state._replace(signatures={**state.signatures, message.sender: signature})
 
 
-def _take_revealed(state: Collected, letter: letters.Letter) -> Collected:
-  survivors = _survivors(state, letter.sender)
-  kinds = {who: bytes(record[:1]) for who, record in letter.records.items()}
+def _take_revealed(state: Collected, message: messages.Message) -> Collected:
+  survivors = _survivors(state, message.sender)
+  kinds = {who: bytes(record[:1]) for who, record in message.records.items()}
   wanted = {who: OWN_MASK if mark == ALIVE else MASK_KEY for who, mark in survivors.items()}
   if kinds != wanted:
     raise UserError(
-      f"of client {letter.sender} are not the shares asked for", field="revealed"
+      f"of client {message.sender} are not the shares asked for", field="revealed"
     )
-  shares = {who: bytes(record[1:]) for who, record in letter.records.items()}
-  return state._replace(revealed={**state.revealed, letter.sender: shares})
+  shares = {who: bytes(record[1:]) for who, record in message.records.items()}
+  return state._replace(revealed={**state.revealed, message.sender: shares})
 
 
 def _survivors(state: Collected, who: int) -> dict[int, bytes]:
@@ -225,11 +225,11 @@ def _enough(state: Collected, left: int) -> None:
     )
 
 
-def _letters(
+def _messages(
   state: Collected, kind: str, records: Mapping[int, Mapping[int, bytes]]
 ) -> dict[int, bytes]:
   session = state.terms.session
-  return {who: letters.write(kind, session, SERVER, of) for who, of in records.items()}
+  return {who: messages.write(kind, session, SERVER, of) for who, of in records.items()}
 
 
 def _open_sharing(state: Collected) -> tuple[Collected, dict[int, bytes]]:
@@ -238,7 +238,7 @@ def _open_sharing(state: Collected) -> tuple[Collected, dict[int, bytes]]:
     who: {x: state.keys[x] for x in neighbours(state.terms, who) if x in state.keys}
     for who in state.keys
   }
-  return state._replace(phase="envelopes"), _letters(state, "roster", rosters)
+  return state._replace(phase="envelopes"), _messages(state, "roster", rosters)
 
 
 def _open_upload(state: Collected) -> tuple[Collected, dict[int, bytes]]:
@@ -251,20 +251,20 @@ def _open_upload(state: Collected) -> tuple[Collected, dict[int, bytes]]:
     }
     for who in state.envelopes
   }
-  return state._replace(phase="masked"), _letters(state, "forwarded", forwarded)
+  return state._replace(phase="masked"), _messages(state, "forwarded", forwarded)
 
 
 def _open_unmasking(state: Collected) -> tuple[Collected, dict[int, bytes]]:
   _enough(state, len(state.uploaded))
   survivors = {who: _survivors(state, who) for who in sorted(state.uploaded)}
   phase = "agreed" if state.terms.directory else "revealed"
-  return state._replace(phase=phase), _letters(state, "survivors", survivors)
+  return state._replace(phase=phase), _messages(state, "survivors", survivors)
 
 
 def _open_revealing(state: Collected) -> tuple[Collected, dict[int, bytes]]:
   _enough(state, len(state.signatures))
   everybody = dict.fromkeys(state.signatures, state.signatures)
-  return state._replace(phase="revealed"), _letters(state, "signatures", everybody)
+  return state._replace(phase="revealed"), _messages(state, "signatures", everybody)
 
 
 def _finish(state: Collected) -> tuple[Collected, dict[int, bytes]]:
@@ -281,11 +281,11 @@ def total(state: Collected) -> Unmasked:
   terms = state.terms
   if state.phase:
     raise UserError(f"the sum still receives {state.phase}", field="total")
-  streams = []
+  keystreams = []
   # Masks between two survivors cancel; each survivor's own mask is subtracted.
   for who in sorted(state.uploaded):
     seed = _rebuilt(state, who)
-    streams.append((own_stream(terms, who, seed), False))
+    keystreams.append((own_stream(terms, who, seed), False))
   agreements = 0
   # Survivors also added masks for clients that shared keys but sent no vector. These do not
   # cancel.
@@ -296,12 +296,12 @@ def total(state: Collected) -> Unmasked:
     for who in alive:
       key = pair_stream(terms, gone, private, who, state.keys[who][32:64])
       # The survivor added the stream if gone > who. In that case it is subtracted here.
-      streams.append((key, gone < who))
+      keystreams.append((key, gone < who))
     agreements += len(alive)
   unmasked = state.total.copy()
-  primitives.add_streams(unmasked, streams)
+  primitives.add_streams(unmasked, keystreams)
   survivors = tuple(sorted(state.uploaded))
-  return Unmasked(unmasked, survivors, len(streams), agreements)
+  return Unmasked(unmasked, survivors, len(keystreams), agreements)
 
 
 def _rebuilt(state: Collected, whose: int) -> bytes:

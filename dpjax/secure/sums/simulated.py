@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from dpjax.secure.sums import letters
+from dpjax.secure.sums import messages
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
 from dpjax.secure.sums.secagg import SecAgg, SecAggPlus, begun
 from dpjax.secure.sums.secagg_client import record_bytes
@@ -137,16 +137,16 @@ def predicted(terms: Terms, there: Present) -> Cost:
 def _client_bytes(terms: Terms, who: int, phases: list[frozenset[int]]) -> int:
   """Returns the bytes sent and received by one client."""
   named, sharing, uploading, unmasking = phases
-  letter = lambda kind, count: letters.size(count, record_bytes(terms, kind))
-  total = letter("keys", 1) + letter("roster", _near(terms, who, named))
+  message_bytes = lambda kind, count: messages.size(count, record_bytes(terms, kind))
+  total = message_bytes("keys", 1) + message_bytes("roster", _near(terms, who, named))
   if who in sharing:
-    total += letter("envelopes", _near(terms, who, named))
-    total += letter("forwarded", _near(terms, who, sharing))
+    total += message_bytes("envelopes", _near(terms, who, named))
+    total += message_bytes("forwarded", _near(terms, who, sharing))
   held = _near(terms, who, sharing) + 1
   if who in uploading:
-    total += letter("masked", 1) + letter("survivors", held)
+    total += message_bytes("masked", 1) + message_bytes("survivors", held)
   if who in unmasking:
-    total += letter("revealed", held)
+    total += message_bytes("revealed", held)
     if terms.directory:
-      total += letter("agreed", 1) + letter("signatures", len(unmasking))
+      total += message_bytes("agreed", 1) + message_bytes("signatures", len(unmasking))
   return total

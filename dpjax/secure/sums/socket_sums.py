@@ -45,7 +45,7 @@ import numpy as np
 
 from dpjax import names, validate
 from dpjax.parallel import lobby
-from dpjax.secure.sums import letters, secagg_client, secagg_server, simulated
+from dpjax.secure.sums import messages, secagg_client, secagg_server, simulated
 from dpjax.secure.sums.interface import Cost, Summed
 from dpjax.secure.sums.secagg_client import record_bytes
 from dpjax.secure.sums.terms import Terms
@@ -181,7 +181,7 @@ class _Line:
     except BlockingIOError:
       return False
     except OSError as error:
-      raise _Gone("does not take its letter") from error
+      raise _Gone("does not take its message") from error
     self.bytes_sent += count
     self._unsent[0] = piece[count:]
     if count == len(piece):
@@ -253,7 +253,7 @@ class _Phase:
       late = dict.fromkeys(self.waiting, "is silent")
     for who in self.waiting:
       if self._lines[who].has_unsent and now - self._taken[who] > _STALL:
-        late[who] = "does not take its letter"
+        late[who] = "does not take its message"
     return late
 
   def end(self, who: int) -> None:
@@ -331,10 +331,10 @@ def _served(
   while state.phase:
     kind = state.phase
     until = time.monotonic() + seconds
-    most = letters.size(len(terms.clients), record_bytes(terms, kind))
+    most = messages.size(len(terms.clients), record_bytes(terms, kind))
     # In these phases a client sends one record, about itself only.
     if kind in ("keys", "masked", "agreed"):
-      most = letters.size(1, record_bytes(terms, kind))
+      most = messages.size(1, record_bytes(terms, kind))
     wanted = [who for who in secagg_server.expected(state) if who in lines]
     answered = []
     for who, said in _heard(lines, wanted, most, until):
@@ -399,7 +399,7 @@ def take_part(
   with contextlib.closing(connection):
     _put(connection, said, enough_time)
     while member.expects:
-      most = letters.size(len(terms.clients), record_bytes(terms, member.expects))
+      most = messages.size(len(terms.clients), record_bytes(terms, member.expects))
       # Refused before it is read: a server must not fill a client's memory.
       until = time.monotonic() + enough_time
       (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
@@ -408,8 +408,8 @@ def take_part(
           f"announced {length} bytes, at most {most} are taken", field="server"
         )
       data = _read(connection, length, until)
-      given = vector if member.expects == "forwarded" else None
-      member, said = secagg_client.answer(member, data, given)
+      answer_vector = vector if member.expects == "forwarded" else None
+      member, said = secagg_client.answer(member, data, answer_vector)
       _put(connection, said, enough_time)
 
 

@@ -213,8 +213,8 @@ def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
     if k > marked or drawn - k > num_clients - marked:
       yield 0.0
     else:
-      rest = _log2_choose(num_clients - marked, drawn - k)
-      yield 2 ** (_log2_choose(marked, k) + rest - whole)
+      log_unmarked = _log2_choose(num_clients - marked, drawn - k)
+      yield 2 ** (_log2_choose(marked, k) + log_unmarked - whole)
 
 
 def _threshold(

@@ -61,11 +61,11 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   request = client.CreateRequest(list(ids_a)).SerializeToString()
   response = server.ProcessRequest(_parsed(psi.Request, request)).SerializeToString()
   sent = setup.SerializeToString()
-  found = client.GetIntersection(
+  places = client.GetIntersection(
     _parsed(psi.ServerSetup, sent), _parsed(psi.Response, response)
   )
   # Sorted, so that the order reveals nothing about either party's own.
-  ids = tuple(sorted(str(ids_a[place]) for place in found))
+  ids = tuple(sorted(str(ids_a[place]) for place in places))
   return Alignment(
     ids=ids,
     rows_a=np.array([places_a[name] for name in ids], np.int64),
@@ -77,12 +77,12 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
 
 def _places(ids: Sequence[str], name: str) -> dict[str, int]:
   places: dict[str, int] = {}
-  for place, one in enumerate(ids):
-    if not isinstance(one, str):
-      raise UserError(f"must hold strings, got {one!r}", field=name)
-    if one in places:
-      raise UserError(f"{one!r} comes twice; an id must name one row", field=name)
-    places[one] = place
+  for place, entity in enumerate(ids):
+    if not isinstance(entity, str):
+      raise UserError(f"must hold strings, got {entity!r}", field=name)
+    if entity in places:
+      raise UserError(f"{entity!r} comes twice; an id must name one row", field=name)
+    places[entity] = place
   return places
 
 

@@ -197,19 +197,19 @@ class Disclosure:
     batch = hashlib.sha256(b"".join(sorted(rows))).digest()
     if batch not in self._steps:
       self._check_batch(rows)
-      own = {"a": x_a[first], "b": x_b[first]}
+      matrices = {"a": x_a[first], "b": x_b[first]}
       for check in (_check_rows, _check_leverages):
-        for party, matrix in own.items():
+        for party, matrix in matrices.items():
           check(party, matrix)
     self._check_steps(batch, len(first), x_a.shape[1], x_b.shape[1])
-    told = self._bits.get(batch, {"a": 0.0, "b": 0.0})
-    told = {
-      "a": told["a"] + equation_bits(x_a, largest_residual),
-      "b": told["b"] + equation_bits(x_b, largest_residual),
+    bits = self._bits.get(batch, {"a": 0.0, "b": 0.0})
+    bits = {
+      "a": bits["a"] + equation_bits(x_a, largest_residual),
+      "b": bits["b"] + equation_bits(x_b, largest_residual),
     }
-    self._check_bits(self._steps.get(batch, 0) + 1, told, x_a[first], x_b[first, :-1])
+    self._check_bits(self._steps.get(batch, 0) + 1, bits, x_a[first], x_b[first, :-1])
     # All checks have passed; a refused step is not counted.
-    self._bits[batch] = told
+    self._bits[batch] = bits
     self._steps[batch] = self._steps.get(batch, 0) + 1
     self._seen.update(rows)
 
@@ -238,13 +238,13 @@ class Disclosure:
         )
 
   def _check_bits(
-    self, step: int, told: dict[str, float], x_a: np.ndarray, x_b: np.ndarray
+    self, step: int, bits: dict[str, float], x_a: np.ndarray, x_b: np.ndarray
   ) -> None:
     """Refuses a step after which too few bits of labels, or of columns of few values, stay
     hidden.
 
     Args:
-      told: bits of all steps on these rows, by party, with this one.
+      bits: bits of all steps on these rows, by party, with this one.
       x_a, x_b: [B, f_a], [B, f_b] different rows.
     """
     # Each secret is counted alone, as if the party knew all the others.
@@ -255,9 +255,9 @@ class Disclosure:
     for party, name, held in secrets:
       most = MAX_SHARE * held
       # Columns with a single value contain no information.
-      if (held or name == "labels") and told[party] > most:
+      if (held or name == "labels") and bits[party] > most:
         raise UserError(
-          f"step {step} on these rows would give party {party} {told[party]:.0f} "
+          f"step {step} on these rows would give party {party} {bits[party]:.0f} "
           f"bits; must be <= {most:.0f}, {MAX_SHARE:g} of what the other's {name} "
           f"hold: take more rows, or train on shares ({_SHARES})",
           field="batch",

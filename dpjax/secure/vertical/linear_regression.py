@@ -246,8 +246,8 @@ class PrivateStatistics:
     """Returns the vector of `exact` with noise, float64: everything that is released."""
     # The sums are float64. Rounding them would add to the change by one row.
     with jax.enable_x64(True):
-      found, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
-    return found
+      noisy, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
+    return noisy
 
   def read(self, vector: np.ndarray | jax.Array) -> Statistics:
     """Returns the statistics in a vector of `noisy`."""

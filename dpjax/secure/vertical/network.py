@@ -136,8 +136,11 @@ def split_learning(
     gradients, info = split_gradient(bottoms, top_loss, state.params, batch)
     trees = gradients, state.opt_states, state.params
     owns = [(*tree.bottoms, tree.top) for tree in trees]  # of each party, in order
-    moved = [tx.update(*own) for own in zip(*owns)]
-    params = [optax.apply_updates(own, update) for own, (update, _) in zip(owns[2], moved)]
+    moved = [tx.update(*parts) for parts in zip(*owns)]
+    params = [
+      optax.apply_updates(part_params, update)
+      for part_params, (update, _) in zip(owns[2], moved)
+    ]
     together = lambda parts: SplitParams(tuple(parts[:-1]), parts[-1])
     return SplitState(together(params), together([kept for _, kept in moved])), info
 
@@ -254,11 +257,11 @@ def two_party_logistic(
 
   def step(state: TwoPartyState, batch: Example) -> tuple[TwoPartyState, Traffic]:
     x_a, x_b, y = _two_parties(batch, keys.public.slots)
-    given = x_a.shape[1], x_b.shape[1] - 1
+    widths = x_a.shape[1], x_b.shape[1] - 1
     wanted = len(state.weights_a), len(state.weights_b) - 1
-    if given != wanted:
+    if widths != wanted:
       raise UserError(
-        f"has {given} features, must have {wanted} as the weights", field="batch.x"
+        f"has {widths} features, must have {wanted} as the weights", field="batch.x"
       )
     # Bound on what a party may learn in this step; computed here, and not revealed to
     # anybody.
@@ -298,16 +301,16 @@ def _encrypted_residuals(
   public: Vectors, powers: list[bytes], scores_b: np.ndarray, y: np.ndarray, degree: int
 ) -> bytes:
   """`residuals` of scores_a + scores_b with encrypted scores_a: (a + b)^3 expanded."""
-  own = residuals(scores_b, y, degree=degree)
+  part_of_b = residuals(scores_b, y, degree=degree)
   if degree == 1:
-    return public.add(powers[0], own)
+    return public.add(powers[0], part_of_b)
   linear, cubic = POLYNOMIALS[degree]
   factors = (
     linear + 3 * cubic * scores_b**2,
     3 * cubic * scores_b,
     np.full_like(scores_b, cubic),
   )
-  return public.combine(powers, factors, own)
+  return public.combine(powers, factors, part_of_b)
 
 
 def two_party_scores(state: TwoPartyState, batch: Example) -> np.ndarray:

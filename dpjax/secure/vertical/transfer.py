@@ -179,7 +179,7 @@ def transfer_learning(
     gradients, info = transfer_gradient(
       encoders, state.params, batch, num_classes=num_classes, alignment=alignment
     )
-    moved = [tx.update(*own) for own in zip(gradients, state.opt_states, state.params)]
+    moved = [tx.update(*parts) for parts in zip(gradients, state.opt_states, state.params)]
     params = [
       optax.apply_updates(p, updates) for p, (updates, _) in zip(state.params, moved)
     ]

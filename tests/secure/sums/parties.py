@@ -1,4 +1,4 @@
-"""A sum whose letters can be looked at and changed on their way."""
+"""A sum whose messages can be looked at and changed on their way."""
 
 from typing import NamedTuple
 
@@ -33,8 +33,8 @@ class Played(NamedTuple):
 
   total: np.ndarray
   survivors: tuple
-  letters: dict  # (kind, client) -> the letter that it sent
-  told: dict  # (kind of the answer, client) -> the letter that it was sent
+  messages: dict  # (kind, client) -> the message that it sent
+  told: dict  # (kind of the answer, client) -> the message that it was sent
   members: dict  # client -> its last state
   server: secagg_server.Collected
   refusals: list  # one line each, in their order
@@ -49,24 +49,24 @@ def play(
   told=None,
   keys=None,
   entropy=None,
-  letters=None,
+  messages=None,
 ):
   """A sum in which whoever raises is silent from then on.
 
   Args:
-    silent: kind of letter -> the clients that do not send it, nor any later one.
-    sent: (kind, client, letter) -> the letters that reach the server instead.
-    told: (kind of the answer, client, letter) -> the letter that reaches the client.
+    silent: kind of message -> the clients that do not send it, nor any later one.
+    sent: (kind, client, message) -> the messages that reach the server instead.
+    told: (kind of the answer, client, message) -> the message that reaches the client.
     keys: Ed25519 private keys by client.
-    letters: where to put the letters as they are written, for a sum that is refused.
+    messages: where to put the messages as they are written, for a sum that is refused.
   """
   server = secagg_server.start(terms)
   members, inbox, heard, refusals = {}, {}, {}, []
-  letters = {} if letters is None else letters
+  messages = {} if messages is None else messages
   for who in terms.clients:
     more = {} if entropy is None else {"entropy": entropy(who)}
     key = (keys or {}).get(who)
-    members[who], letters["keys", who] = secagg_client.start(
+    members[who], messages["keys", who] = secagg_client.start(
       terms, who, signing_key=key, **more
     )
   there = [*terms.clients]
@@ -79,17 +79,17 @@ def play(
           data = told(kind, who, inbox[who]) if told else inbox[who]
           heard[kind, who] = data
           vector = vectors[who] if kind == "masked" else None
-          members[who], letters[kind, who] = secagg_client.answer(
+          members[who], messages[kind, who] = secagg_client.answer(
             members[who], data, vector
           )
-        data = letters[kind, who]
-        for letter in sent(kind, who, data) if sent else [data]:
-          server = secagg_server.receive(server, letter, who)
+        data = messages[kind, who]
+        for message in sent(kind, who, data) if sent else [data]:
+          server = secagg_server.receive(server, message, who)
       except UserError as error:
         refusals.append(str(error))
         there.remove(who)
     server, inbox = secagg_server.close(server)
   unmasked = secagg_server.total(server)
   return Played(
-    unmasked.total, unmasked.survivors, letters, heard, members, server, refusals
+    unmasked.total, unmasked.survivors, messages, heard, members, server, refusals
   )

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from dpjax.secure import sums
-from dpjax.secure.sums import additive_shares, letters
+from dpjax.secure.sums import additive_shares, messages
 from dpjax.validate import UserError
 from tests.secure.sums import parties
 
@@ -66,7 +66,7 @@ def test_one_silent_client_ends_the_sum_among_clients_and_not_among_servers():
 
 def test_traffic_grows_with_the_square_of_the_clients():
   cost = {n: sums.AdditiveSharing().sum(parties.vectors(n, 100)).cost for n in (5, 10)}
-  each = letters.size(1, 400)
+  each = messages.size(1, 400)
   for n, one in cost.items():
     assert one.expansions == n * (n - 1)
     assert one.client_bytes == (2 * (n - 1) + 1) * each and one.server_bytes == n * each

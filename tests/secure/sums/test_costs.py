@@ -1,4 +1,4 @@
-"""What a sum costs: counted from its letters, and by formula."""
+"""What a sum costs: counted from its messages, and by formula."""
 
 import numpy as np
 import pytest

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax.secure import sums
-from dpjax.secure.sums import letters, primitives, secagg_client, secagg_server
-from dpjax.secure.sums.letters import OVERHEAD, SERVER
+from dpjax.secure.sums import messages, primitives, secagg_client, secagg_server
+from dpjax.secure.sums.messages import OVERHEAD, SERVER
 from dpjax.secure.sums.secagg_client import ALIVE, DEAD
 from dpjax.validate import UserError
 from tests.secure.sums import parties
@@ -24,30 +24,32 @@ def _terms(**others):
 
 
 def _with(data, **changed):
-  """The letter with other contents."""
-  kind = letters.KINDS[data[8]]
+  """The message with other contents."""
+  kind = messages.KINDS[data[8]]
   terms = _terms()
-  letter = letters.read(data, kind, terms.session, secagg_client.record_bytes(terms, kind))
+  message = messages.read(
+    data, kind, terms.session, secagg_client.record_bytes(terms, kind)
+  )
   given = {
     "kind": kind,
     "session": terms.session,
-    "sender": letter.sender,
-    "records": {who: bytes(record) for who, record in letter.records.items()},
+    "sender": message.sender,
+    "records": {who: bytes(record) for who, record in message.records.items()},
   }
-  return letters.write(**{**given, **changed})
+  return messages.write(**{**given, **changed})
 
 
 def _record(data, change):
-  """The letter with its first record changed."""
-  kind = letters.KINDS[data[8]]
+  """The message with its first record changed."""
+  kind = messages.KINDS[data[8]]
   size = secagg_client.record_bytes(_terms(), kind)
   at = OVERHEAD + 4
   return data[:at] + change(data[at : at + size]) + data[at + size :]
 
 
 _WRONG = {  # what reaches the server of client 2 -> what the refusal says
-  "nothing": (lambda d: b"", "no letter of a secure sum"),
-  "noise": (lambda d: np.random.default_rng(0).bytes(len(d)), "no letter of a secure sum"),
+  "nothing": (lambda d: b"", "no message of a secure sum"),
+  "noise": (lambda d: np.random.default_rng(0).bytes(len(d)), "no message of a secure sum"),
   "cut": (lambda d: d[:-1], "of the wrong length"),
   "longer": (lambda d: d + b"\0", "of the wrong length"),
   "huge count": (lambda d: d[:29] + b"\xff\xff\xff\xff" + d[33:], "of the wrong length"),
@@ -163,7 +165,7 @@ def test_an_envelope_that_was_changed_silences_who_opens_it():
 
 
 def _until(kind):
-  """Client 0 about to answer with this kind of letter, what it is told, and its vector."""
+  """Client 0 about to answer with this kind of message, what it is told, and its vector."""
   terms, vectors = _terms(), parties.vectors(_N)
   played = parties.play(terms, vectors, entropy=parties.seeded)
   member, _ = secagg_client.start(terms, 0, entropy=parties.seeded(0))
@@ -176,7 +178,7 @@ def _until(kind):
 
 def _survivors(terms, alive, sender=SERVER):
   marks = {who: ALIVE if who in alive else DEAD for who in terms.clients}
-  return letters.write("survivors", terms.session, sender, marks)
+  return messages.write("survivors", terms.session, sender, marks)
 
 
 def _refused(member, data, says, vector=None):
@@ -188,7 +190,7 @@ def _refused(member, data, says, vector=None):
 def test_p36_a_client_never_reveals_both_shares_of_anybody():
   member, asked, _ = _until("revealed")
   after, said = secagg_client.answer(member, asked)
-  shares = letters.read(said, "revealed", member.terms.session, 17).records
+  shares = messages.read(said, "revealed", member.terms.session, 17).records
   assert {*shares} == {*range(_N)} and {bytes(r[:1]) for r in shares.values()} == {b"\0"}
   assert after.shares == {}  # it could not, whatever it is asked
   for alive in (range(_N), range(5), range(1, _N)):
@@ -204,19 +206,19 @@ def test_a_client_refuses_requests_that_would_open_a_vector():
   _refused(member, _survivors(terms, {1, 2, 3, 4, 5}), "client 0 is said to be gone")
   _refused(member, _survivors(terms, {0, 1, 2}), "only 3; fewer than 4")
   _refused(member, _survivors(terms, range(_N), sender=3), "from client 3, not the server")
-  few = letters.write("survivors", terms.session, SERVER, dict.fromkeys(range(4), ALIVE))
+  few = messages.write("survivors", terms.session, SERVER, dict.fromkeys(range(4), ALIVE))
   _refused(member, few, "must say of each client")
-  odd = letters.write("survivors", terms.session, SERVER, dict.fromkeys(range(_N), b"\2"))
+  odd = messages.write("survivors", terms.session, SERVER, dict.fromkeys(range(_N), b"\2"))
   _refused(member, odd, "must say of each client")
-  more = letters.write("survivors", terms.session, SERVER, dict.fromkeys(range(7), ALIVE))
+  more = messages.write("survivors", terms.session, SERVER, dict.fromkeys(range(7), ALIVE))
   _refused(member, more, "must say of each client")
 
 
 def test_a_client_refuses_rosters_that_are_not_of_its_neighbours():
   member, roster, _ = _until("envelopes")
-  records = {w: bytes(r) for w, r in letters.read(roster, "roster", member.terms.session, 96)
+  records = {w: bytes(r) for w, r in messages.read(roster, "roster", member.terms.session, 96)
              .records.items()}  # fmt: skip
-  told = lambda r: letters.write("roster", member.terms.session, SERVER, r)
+  told = lambda r: messages.write("roster", member.terms.session, SERVER, r)
   own = primitives.public_key(member.channel_key)
   _refused(member, told({**records, 9: bytes(96)}), "client 9 is no neighbour")
   _refused(member, told({**records, 0: bytes(96)}), "client 0 is no neighbour of client 0")
@@ -235,9 +237,9 @@ def test_a_client_refuses_envelopes_and_vectors_that_are_wrong():
   session = member.terms.session
   records = {
     w: bytes(r)
-    for w, r in letters.read(forwarded, "forwarded", session, 48).records.items()
+    for w, r in messages.read(forwarded, "forwarded", session, 48).records.items()
   }
-  told = lambda r: letters.write("forwarded", session, SERVER, r)
+  told = lambda r: messages.write("forwarded", session, SERVER, r)
   swapped = {**records, 1: records[2]}
   _refused(member, told(swapped), "was changed on its way", vector)
   _refused(member, told({1: records[1]}), "shares of 1; with its own", vector)
@@ -292,7 +294,7 @@ def _two_stories(terms, victim):
   """Half of the clients hear that the victim is there, half that it is not."""
 
   def told(kind, who, data):
-    if data[8] != letters.KINDS.index("survivors"):
+    if data[8] != messages.KINDS.index("survivors"):
       return data
     alive = set(terms.clients) - ({victim} if who in (3, 4) else set())
     return _survivors(terms, alive)
@@ -303,10 +305,10 @@ def _two_stories(terms, victim):
 def test_a_server_that_lies_opens_a_vector_where_2t_is_at_most_n_and_nothing_is_signed():
   """What the promise, for an honest-but-curious server, leaves out: see `sums.secagg`."""
   terms, vectors, said = parties.terms(5, 2), parties.vectors(5), {}
-  played = parties.play(terms, vectors, told=_two_stories(terms, 0), letters=said)
+  played = parties.play(terms, vectors, told=_two_stories(terms, 0), messages=said)
   shares = {b"\0": {}, b"\1": {}}  # of client 0's own mask, of its key
   for who in terms.clients:
-    revealed = letters.read(said["revealed", who], "revealed", terms.session, 17).records
+    revealed = messages.read(said["revealed", who], "revealed", terms.session, 17).records
     shares[bytes(revealed[0][:1])][who] = bytes(revealed[0][1:])
   own, key = (primitives.combine(dict([*those.items()][:2])) for those in shares.values())
   streams = [(secagg_client.own_stream(terms, 0, own), False)]
@@ -324,7 +326,7 @@ def test_with_signatures_nobody_reveals_to_a_server_that_tells_two_stories():
   said = {}
   with pytest.raises(UserError, match="only 0 clients sent their revealed"):
     parties.play(
-      terms, parties.vectors(5), told=_two_stories(terms, 0), keys=keys, letters=said
+      terms, parties.vectors(5), told=_two_stories(terms, 0), keys=keys, messages=said
     )
   assert not [kind for kind, _ in said if kind == "revealed"]
 
@@ -336,12 +338,12 @@ def _masked(terms, keys):
   for who in terms.clients:
     members[who], data[who] = secagg_client.start(terms, who, signing_key=keys[who])
   for _ in range(3):
-    for who, letter in data.items():
-      server = secagg_server.receive(server, letter, who)
+    for who, message in data.items():
+      server = secagg_server.receive(server, message, who)
     server, said = secagg_server.close(server)
-    for who, letter in said.items() if server.phase != "agreed" else ():
+    for who, message in said.items() if server.phase != "agreed" else ():
       given_ = vectors[who] if server.phase == "masked" else None
-      members[who], data[who] = secagg_client.answer(members[who], letter, given_)
+      members[who], data[who] = secagg_client.answer(members[who], message, given_)
   return members
 
 
@@ -359,11 +361,11 @@ def _told_apart(colluders):
     alive = {*group, *colluders}
     text = secagg_client.signed_survivors(terms, dict.fromkeys(alive, ALIVE))
     signed = {who: primitives.sign(keys[who], text) for who in alive}
-    letter = letters.write("signatures", terms.session, SERVER, signed)
+    message = messages.write("signatures", terms.session, SERVER, signed)
     for who in group:
       member, _ = secagg_client.answer(members[who], _survivors(terms, alive))
-      _, revealed = secagg_client.answer(member, letter)
-      record = letters.read(revealed, "revealed", terms.session, 17).records[0]
+      _, revealed = secagg_client.answer(member, message)
+      record = messages.read(revealed, "revealed", terms.session, 17).records[0]
       shares[bytes(record[:1])][who] = bytes(record[1:])
   return members[0], shares
 
@@ -382,7 +384,7 @@ def test_with_signatures_keys_of_the_servers_own_making_are_refused():
   forged = secagg_client.start(parties.terms(5, 4), 1)[1][-96:]
 
   def told(kind, who, data):
-    if data[8] != letters.KINDS.index("roster") or who != 0:
+    if data[8] != messages.KINDS.index("roster") or who != 0:
       return data
     at = data.index((1).to_bytes(4, "little"), OVERHEAD) + 4
     return data[:at] + forged + data[at + 96 :]

@@ -12,7 +12,7 @@ from scipy import stats
 
 from dpjax.secure import sums
 from dpjax.secure.sums import primitives, secagg_client
-from dpjax.secure.sums.letters import OVERHEAD
+from dpjax.secure.sums.messages import OVERHEAD
 from dpjax.secure.sums.terms import neighbours
 from dpjax.validate import UserError
 from tests.secure.sums import parties
@@ -105,8 +105,8 @@ def test_each_vector_is_looked_up_once_in_order():
 
 def test_p36_no_two_sums_share_a_mask():
   terms, vectors = parties.terms(4, 3), parties.vectors(4)
-  one, two = (parties.play(terms, vectors).letters for _ in range(2))
-  assert not [letter for letter in one if one[letter] == two[letter]]
+  one, two = (parties.play(terms, vectors).messages for _ in range(2))
+  assert not [message for message in one if one[message] == two[message]]
 
 
 def test_without_the_extra_one_line_names_it(monkeypatch):
@@ -124,10 +124,10 @@ def test_without_the_extra_one_line_names_it(monkeypatch):
 
 @pytest.mark.parametrize("phase", ["envelopes", "masked", "revealed"])
 def test_p36_with_fewer_than_t_the_sum_ends_and_nothing_is_unmasked(phase):
-  silent, letters = {phase: {0, 1, 2, 3}}, {}
+  silent, messages = {phase: {0, 1, 2, 3}}, {}
   with pytest.raises(UserError, match="min_survivors=4: only 3 clients"):
-    parties.play(parties.terms(7, 4), parties.vectors(7), silent=silent, letters=letters)
-  revealing = [who for kind, who in letters if kind == "revealed"]
+    parties.play(parties.terms(7, 4), parties.vectors(7), silent=silent, messages=messages)
+  revealing = [who for kind, who in messages if kind == "revealed"]
   assert revealing == ([4, 5, 6] if phase == "revealed" else [])  # t - 1 shares, or none
 
 
@@ -151,7 +151,7 @@ def _p_uniform(words):
 
 
 def _masked(played, who):
-  data = played.letters["masked", who][OVERHEAD + 4 :]
+  data = played.messages["masked", who][OVERHEAD + 4 :]
   return np.frombuffer(data, np.uint32)
 
 
@@ -268,7 +268,7 @@ def test_t_minus_1_colluders_and_the_server_learn_the_sum_of_the_rest(monkeypatc
   shift = np.array([1, 2**31, 77, 0, 2**32 - 5], np.uint32)
   vectors[2], vectors[3] = vectors[2] + shift, vectors[3] - shift
   other = view()
-  assert real.letters["masked", 2] != other.letters["masked", 2]  # the same stream: seen
+  assert real.messages["masked", 2] != other.messages["masked", 2]  # the same stream: seen
 
   add = primitives.add_streams
 
@@ -280,7 +280,7 @@ def test_t_minus_1_colluders_and_the_server_learn_the_sum_of_the_rest(monkeypatc
 
   monkeypatch.setattr(primitives, "add_streams", shifted)
   other = view()
-  assert other.letters == real.letters and other.told == real.told
+  assert other.messages == real.messages and other.told == real.told
   assert [other.members[who] == real.members[who] for who in (0, 1)] == [True, True]
   np.testing.assert_array_equal(real.total, other.total)
   assert three.terms == terms

@@ -17,7 +17,7 @@ import pytest
 
 from dpjax.parallel import lobby
 from dpjax.secure import sums
-from dpjax.secure.sums import letters, primitives, secagg_client, socket_sums
+from dpjax.secure.sums import messages, primitives, secagg_client, socket_sums
 from dpjax.validate import UserError
 from tests import commands
 from tests.federated import programs
@@ -45,7 +45,7 @@ def _client(terms, who, at, act, key):
 
   def acting(member, data, vector=None):
     after, said = answer(member, data, vector)
-    act(letters.KINDS[said[8]])
+    act(messages.KINDS[said[8]])
     return after, said
 
   secagg_client.answer = acting
@@ -106,7 +106,7 @@ def test_processes_add_what_none_of_them_shows():
   _is_sum_of(summed, range(_N))
   assert told == []
   in_memory = sums.SecAgg(min_survivors=_T).sum({w: _vector(w) for w in range(_N)}).cost
-  frames = 7 * 8  # letters of a client, with the length before each
+  frames = 7 * 8  # messages of a client, with the length before each
   assert summed.cost.client_bytes == in_memory.client_bytes + frames
   assert summed.cost.server_bytes == in_memory.server_bytes + _N * frames
   assert summed.cost[2:4] == in_memory[2:4]
@@ -218,7 +218,7 @@ def _liar(terms, at, who, says):
 
 _LIES = {
   "garbage": (lambda terms, who: b"\xff" * 4000, "announced 18446744073709551615 bytes"),
-  "half a letter": (lambda terms, who: struct.pack("<Q", 90) + b"abc", "is silent"),
+  "half a message": (lambda terms, who: struct.pack("<Q", 90) + b"abc", "is silent"),
   "another's keys": (
     lambda terms, who: (lambda d: struct.pack("<Q", len(d)) + d)(
       secagg_client.start(terms, 3)[1]
@@ -332,7 +332,7 @@ def test_letters_that_never_end_keep_nobody_from_being_heard(monkeypatch, most):
 
 
 def _reads(end, length):
-  """Takes a letter, then answers; what it took."""
+  """Takes a message, then answers; what it took."""
   data = bytearray()
   while len(data) < length + 8:
     data += end.recv(1 << 20)
@@ -344,13 +344,15 @@ def test_clients_that_do_not_read_keep_no_letter_from_the_others(monkeypatch):
   """More than a socket's buffer for each: all are sent at once, within the phase's clock."""
   monkeypatch.setattr(socket_sums, "_STALL", 1.5)
   monkeypatch.setattr(socket_sums, "_TURN", 0.02)
-  deaf, honest, letter = 8, 3, os.urandom(3 << 20)
+  deaf, honest, message = 8, 3, os.urandom(3 << 20)
   with _lines(deaf + honest) as (lines, ends):
     for line in lines.values():  # the deaf come first
-      line.put(letter)
+      line.put(message)
     taken = {}
     threads = [
-      threading.Thread(target=lambda end=end: taken.update({end: _reads(end, len(letter))}))
+      threading.Thread(
+        target=lambda end=end: taken.update({end: _reads(end, len(message))})
+      )
       for end in ends[deaf:]
     ]
     for thread in threads:
@@ -358,10 +360,10 @@ def test_clients_that_do_not_read_keep_no_letter_from_the_others(monkeypatch):
     heard = list(socket_sums._heard(lines, [*lines], 10**6, time.monotonic() + 60))
     for thread in threads:
       thread.join()
-    assert set(taken.values()) == {letter} and len(taken) == honest
+    assert set(taken.values()) == {message} and len(taken) == honest
   assert {who for who, _ in heard[:honest]} == {*range(deaf, deaf + honest)}
   assert {said for _, said in heard[:honest]} == {b"hello"}
-  assert [said for _, said in heard[honest:]] == ["does not take its letter"] * deaf
+  assert [said for _, said in heard[honest:]] == ["does not take its message"] * deaf
 
 
 def test_a_phase_ends_on_time_whatever_clients_take():
@@ -392,4 +394,4 @@ def test_a_client_that_closes_before_its_letter_is_gone():
     ends[0].close()
     heard = socket_sums._heard(lines, [0, 1], 10**6, time.monotonic() + 60)
     who, said = next(heard)
-  assert who == 0 and said in ("closed its connection", "does not take its letter")
+  assert who == 0 and said in ("closed its connection", "does not take its message")

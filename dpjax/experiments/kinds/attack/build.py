@@ -1,7 +1,7 @@
 """Builds the job of one attack from an `AttackConfig`; the module that the attack names
-does the work.
+carries out the phase.
 
-A step of it is a piece of that work, such as a model that is trained or a message that is
+A step of it is a piece of that phase, such as a model that is trained or a message that is
 inverted, so that an attack goes on where it was cut off. Its result says what the attacked run
 promises, not the attack.
 """
@@ -17,18 +17,19 @@ from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import (
   AttackConfig,
+  AttackParts,
+  attacked_config,
   check,
-  module_of,
   other,
-  room,
+  parts_of,
 )
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run import streams as streams_lib
-from dpjax.experiments.run.loop import Ended, Fit, Job, Play
+from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.loop import Job, RunOutcome, Schedule, TrainPhase
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
 LOADERS = {"train": central.load_resident, "federate": federated.load_data}
@@ -36,7 +37,7 @@ LOADERS = {"train": central.load_resident, "federate": federated.load_data}
 
 def load_data(config: AttackConfig) -> tuple[Any, Any]:
   """Loads (training data, test data) of the attacked run."""
-  loaded = named(config, LOADERS[config.attack.room], room(config))
+  loaded = named(config, LOADERS[config.attack.section], attacked_config(config))
   data_lib.needs_classes(loaded[0], "launch.attack")
   return loaded
 
@@ -46,8 +47,8 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
   try:
     return call(*args)
   except UserError as error:
-    known = error.field.partition(".")[0] in to_dict(room(config))
-    raise (error.within(config.attack.room) if known else error) from error
+    known = error.field.partition(".")[0] in to_dict(attacked_config(config))
+    raise (error.within(config.attack.section) if known else error) from error
 
 
 def digest(config: AttackConfig) -> bytes:
@@ -56,11 +57,11 @@ def digest(config: AttackConfig) -> bytes:
   fields = to_dict(config)
   for name in (other(config), *config.of_table):
     fields.pop(name)
-  attacked = fields[config.attack.room]
+  attacked = fields[config.attack.section]
   attacked["data"].pop("data_dir")
-  for name in room(config).where:
+  for name in attacked_config(config).where:
     attacked.pop(name)
-  return streams_lib.config_digest("attack", fields)
+  return run_keys_lib.config_digest("attack", fields)
 
 
 @bounds.names_fields
@@ -77,12 +78,12 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
         "must be empty for one attack; it is of a table of several", field=name
       )
   read = functools.cache(lambda: load_data(config) if loaded is None else loaded)
-  kind = module_of(config)
+  parts = parts_of(config)
 
-  def start(random: Streams) -> Play:
-    attacked = named(config, kind.prepare, config, read(), random)
+  def start(random: RunKeys) -> Schedule:
+    attacked = named(config, parts.prepare, config, read(), random)
     named(config, attacked.promise.check_budget, Ledger())
-    return functools.partial(_play, config, kind, attacked)
+    return functools.partial(_schedule, config, parts, attacked)
 
   return Job(
     config=config,
@@ -94,22 +95,30 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   )
 
 
-def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
-  state = fit(kind.work(config, attacked)).state
-  found = kind.found(config, attacked, state)
-  own = room(config)
-  num_steps = own.num_rounds if isinstance(own, FedConfig) else own.num_steps
+def _schedule(
+  config: AttackConfig, parts: AttackParts, attacked: Any, train_phase: TrainPhase
+) -> RunOutcome:
+  state = train_phase(parts.phase(config, attacked)).state
+  measured = parts.measured(config, attacked, state)
+  attacked_run = attacked_config(config)
+  num_steps = (
+    attacked_run.num_rounds
+    if isinstance(attacked_run, FedConfig)
+    else attacked_run.num_steps
+  )
   result = {
     **promised(attacked.promise, num_steps),
     "task": config.attack.task,
     "attack": name_of(config, "attack"),
     "dataset": config.data.name,
     "model": config.model.name,
-    "method": own.privacy.method,
+    "method": attacked_run.privacy.method,
     "num_steps": num_steps,
-    **found.result,
+    **measured.result,
   }
-  return Ended(found.scores, lambda folder: result, found.write, saved_as="attack.npz")
+  return RunOutcome(
+    measured.scores, lambda folder: result, measured.write, saved_as="attack.npz"
+  )
 
 
 def promised(promise: Promise, num_steps: int) -> dict[str, Any]:

@@ -13,17 +13,17 @@ import optax
 from dpjax import attacks, training, trees
 from dpjax.attacks.fitting import Fit
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.run.loop import Work
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.loop import Phase
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Array, Params
 from dpjax.validate import UserError
 
 _OF_RECORDS = "protects one record, not what the records of a class have in common"
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> central.Run:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> central.Run:
   """Builds the run whose model will be inverted.
 
   Raises UserError for inputs that are no numbers; a class that no test record has for the judge.
@@ -49,37 +49,37 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> c
   return central.assemble(config.train, loaded, random)
 
 
-def work(config: AttackConfig, attacked: central.Run) -> Work:
-  """Returns the work of `launch.train`. The result reports its guarantee as that of the
+def phase(config: AttackConfig, attacked: central.Run) -> Phase:
+  """Returns the phase of `launch.train`. The result reports its guarantee as that of the
   attacked run."""
-  return central.work(config.train, attacked)._replace(promise=None)
+  return central.phase(config.train, attacked)._replace(promise=None)
 
 
-def found(config: AttackConfig, run: central.Run, state: Any) -> Found:
+def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAttack:
   """Returns how many inverted inputs the judge assigns to their class, against chance 1 /
   K."""
-  own = config.attack
+  attack = config.attack
   params = training.eval_params(state)
   x = np.asarray(run.test.x)
   prior = {"mean": x.mean(axis=0), "low": float(x.min()), "high": float(x.max())}
   classes = np.arange(run.train.num_classes)
   key = jax.random.fold_in(run.random.init, 1)  # not that of the target's own first weights
-  made = own.method(**prior)(
-    run.apply, params, x.shape[1:], classes=classes, count=own.starts, key=key
+  pictured = attack.method(**prior)(
+    run.apply, params, x.shape[1:], classes=classes, count=attack.starts, key=key
   )
   judge = _judge(config, run, key)
-  score = attacks.judge_inversion(made, run.apply, judge, run.train, target=params)
+  score = attacks.judge_inversion(pictured, run.apply, judge, run.train, target=params)
   held = run.task.evaluate(run.apply, judge, run.train)["accuracy"]
   result = {
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
     "recognised": {name: getattr(score, name) for name in ("count", "total", "interval")},
     "judge_accuracy": held,
     "mse_to_class_mean": score.mse.tolist(),
-    "confidence": made.confidence.tolist(),
+    "confidence": pictured.confidence.tolist(),
     "verdict": verdict(score, len(classes)),
     "epsilon_note": "" if run.promise.kind == "none" else _OF_RECORDS,
   }
-  return Found({"x": made.x, "y": made.y}, result)
+  return MeasuredAttack({"x": pictured.x, "y": pictured.y}, result)
 
 
 def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import types
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from dpjax import models
+from dpjax import _moved, models
 from dpjax.attacks import registry
 from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.experiments.config import common, fields
@@ -71,22 +71,22 @@ class AttackConfig(WithChoices):
   @property
   def data(self) -> Any:
     """Data of the attacked section."""
-    return room(self).data
+    return attacked_config(self).data
 
   @property
   def model(self) -> Any:
     """Model of the attacked section."""
-    return room(self).model
+    return attacked_config(self).model
 
 
-def room(config: AttackConfig) -> TrainConfig | FedConfig:
+def attacked_config(config: AttackConfig) -> TrainConfig | FedConfig:
   """Returns the config of the run that is attacked."""
-  return getattr(config, config.attack.room)
+  return getattr(config, config.attack.section)
 
 
 def other(config: AttackConfig) -> str:
   """Returns the name of the section that this attack does not read."""
-  return "federate" if config.attack.room == "train" else "train"
+  return "federate" if config.attack.section == "train" else "train"
 
 
 @bounds.names_fields
@@ -95,9 +95,9 @@ def check(config: AttackConfig) -> None:
   bounds.typed(config)
   _check_attack(config)
   checks = {"train": central.check, "federate": federated.check}
-  with bounds.within(config.attack.room):
-    checks[config.attack.room](room(config))
-  if config.attack.room == "train":
+  with bounds.within(config.attack.section):
+    checks[config.attack.section](attacked_config(config))
+  if config.attack.section == "train":
     _check_train(config.train)
     normalized = fields.name_of(config.train.privacy, "normalization")
     if config.attack.deals_records and normalized != "per_example":
@@ -119,21 +119,21 @@ def unread(config: AttackConfig) -> unread_lib.Unused:
   >>> unread(AttackConfig())["train.audit.score"]
   'audit.enabled'
   """
-  section = config.attack.room
+  section = config.attack.section
   of_run = (
     unused.of_training(config.train)
     if section == "train"
     else fed_unused.of_federation(config.federate)
   )
-  own = {other(config): "an attack on it"} | _unread(config)
-  return own | unread_lib.within(section, of_run)
+  reasons = {other(config): "an attack on it"} | _unread(config)
+  return reasons | unread_lib.within(section, of_run)
 
 
 def _check_attack(config: AttackConfig) -> None:
   """Raises UserError for a user's class that lacks required parts of an attack."""
   attack = type(config.attack)
   name = fields.name_of(config, "attack")
-  facts = {"room": ("train", "federate"), "wants": ("plain_client", "wraps_clients")}
+  facts = {"section": ("train", "federate"), "wants": ("plain_client", "wraps_clients")}
   for fact, choices in facts.items():
     if getattr(attack, fact, None) not in choices:
       raise UserError(
@@ -143,24 +143,42 @@ def _check_attack(config: AttackConfig) -> None:
       )
   if not isinstance(getattr(attack, "task", None), str):
     raise UserError("must be a class with a task", field="attack", value=name)
-  module_of(config)
+  parts_of(config)
 
 
-def module_of(config: AttackConfig) -> types.ModuleType:
-  """Returns the module that implements the attack.
+class AttackParts(NamedTuple):
+  """The three functions of the module that implements an attack."""
+
+  prepare: Callable[..., Any]  # (config, data, keys) -> what is attacked
+  phase: Callable[..., Any]  # (config, what is attacked) -> the `Phase` that attacks it
+  measured: Callable[..., Any]  # (config, what is attacked, last state) -> `MeasuredAttack`
+
+
+# Old names of an attack's functions, for one release.
+_OLD_PARTS = {"phase": "work", "measured": "found"}
+
+
+def parts_of(config: AttackConfig) -> AttackParts:
+  """Returns the functions that carry out the attack.
 
   Raises:
-    UserError: there is none, or it lacks one of its three functions.
+    UserError: there is no such module, or it lacks one of them.
   """
   name = fields.name_of(config, "attack")
-  wanted = "must name, as module, one with prepare, work and found"
+  wanted = "must name, as module, one with prepare, phase and measured"
   try:
     module = importlib.import_module(type(config.attack).module)
   except (AttributeError, ImportError, ValueError) as error:
     raise UserError(wanted, field="attack", value=name) from error
-  if not all(hasattr(module, part) for part in ("prepare", "work", "found")):
+  parts = {}
+  for part in AttackParts._fields:
+    old = _OLD_PARTS.get(part, part)
+    if not hasattr(module, part) and hasattr(module, old):
+      _moved.warn(f"{module.__name__}.{old}", f"{module.__name__}.{part}", stacklevel=3)
+    parts[part] = getattr(module, part, getattr(module, old, None))
+  if None in parts.values():
     raise UserError(wanted, field="attack", value=name)
-  return module
+  return AttackParts(**parts)
 
 
 def _check_train(train: TrainConfig) -> None:
@@ -179,8 +197,8 @@ def _check_train(train: TrainConfig) -> None:
   embeddings.refuse(train, "train")
   trainable = fields.name_of(train, "trainable")
   if trainable != "all":
-    told = f"train.trainable={trainable!r}"
-    raise UserError(f"{told}: must be 'all', an attack trains whole models")
+    shown = f"train.trainable={trainable!r}"
+    raise UserError(f"{shown}: must be 'all', an attack trains whole models")
 
 
 def _check_federate(federate: FedConfig, attack: Any) -> None:
@@ -209,7 +227,7 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
 
 def _unread(config: AttackConfig) -> unread_lib.Unused:
   """Fields of the attacked section that do not affect what an attacker sees."""
-  if config.attack.room == "train":
+  if config.attack.section == "train":
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
     if getattr(config.attack, "target", None) is not None:  # whose run is accounted already
       names += ("privacy.epsilon_budget",)
@@ -219,4 +237,4 @@ def _unread(config: AttackConfig) -> unread_lib.Unused:
     names += ("diagnostics", "release", "seed", "audit", *FedConfig.where)
     names += config.attack.unread
     needs = unread_lib.needs(False, "a run of launch.federate itself", *names)
-  return unread_lib.within(config.attack.room, needs)
+  return unread_lib.within(config.attack.section, needs)

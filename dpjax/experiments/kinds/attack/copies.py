@@ -11,11 +11,11 @@ from dpjax.attacks.fitting import Fit
 from dpjax.attacks.roc import Counted
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
 _OF_RECORDS = "protects the records, not the model: a private model is copied as any other"
@@ -30,7 +30,7 @@ class Copied(NamedTuple):
   promise: Promise
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Copied:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Copied:
   """Builds the run, and splits the test inputs: those not queried measure the copy."""
   run = central.assemble(config.train, loaded, random)
   asked = max(config.attack.num_queries)
@@ -49,24 +49,26 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> C
   return Copied(run, queries, others, run.promise)
 
 
-def work(config: AttackConfig, attacked: Copied) -> Work:
-  """Returns the work of `launch.train`. The result reports its guarantee as that of the
+def phase(config: AttackConfig, attacked: Copied) -> Phase:
+  """Returns the phase of `launch.train`. The result reports its guarantee as that of the
   attacked run."""
-  return central.work(config.train, attacked.run)._replace(promise=None)
+  return central.phase(config.train, attacked.run)._replace(promise=None)
 
 
-def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
+def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAttack:
   """Fidelity of a copy for each number of queries, beside a constant guess of the commonest
   answer."""
   run = attacked.run
-  own = config.attack
+  attack = config.attack
   params = training.eval_params(state)
-  door = attacks.ask(run.apply, params, labels_only=own.labels_only, decimals=own.decimals)
+  door = attacks.ask(
+    run.apply, params, labels_only=attack.labels_only, decimals=attack.decimals
+  )
   init = lambda key: central.start(config.train, run.train, run.random._replace(init=key))[
     2
   ]
   thief = attacks.Extraction(
-    run.apply, init, Fit(steps=own.steps, learning_rate=own.learning_rate)
+    run.apply, init, Fit(steps=attack.steps, learning_rate=attack.learning_rate)
   )
   with bounds.within("attack"):
     rows = attacks.extraction_curve(
@@ -74,7 +76,7 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
       door,
       attacked.queries,
       attacked.held_out,
-      num_queries=own.num_queries,
+      num_queries=attack.num_queries,
       seed=run.random.order,
     )
   # The baseline: agreement of a copy that always gives the commonest answer to the queries.
@@ -88,7 +90,7 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
     "epsilon_note": "" if attacked.promise.kind == "none" else _OF_RECORDS,
   }
   rates = np.array([[row.num_queries, row.count, row.total] for row in rows])
-  return Found({"rates": rates}, result)
+  return MeasuredAttack({"rates": rates}, result)
 
 
 def verdict(row: attacks.Agreement, guess: Counted) -> str:

@@ -24,7 +24,7 @@ _LEFT = 0.1  # of both axes, or what one record is worth
 
 def roc_report(
   out_dir: str | os.PathLike,
-  found: Mapping[str, Leakage],
+  leakages: Mapping[str, Leakage],
   *,
   line: AllowedRoc | None = None,
   title: str = "",
@@ -32,28 +32,28 @@ def roc_report(
   """Writes `out_dir`/roc.png, roc.csv (attack, fpr, tpr) and attacks.md (`attacks.table`).
 
   Args:
-    found: results of `attacks.measure`, by attack.
+    leakages: results of `attacks.measure`, by attack.
     line: curve that the target's guarantee allows, drawn beside them.
 
   Raises UserError for no attacks.
   """
-  if not found:
+  if not leakages:
     raise UserError("must hold at least one attack", field="found")
   out_dir = pathlib.Path(out_dir)
   look = Look(width=4.6)
   figure = pictures.new_figure(look, height=4.4)
   axes = figure.subplots()
-  draw_roc(axes, {name: one.curve for name, one in found.items()}, line)
+  draw_roc(axes, {name: leakage.curve for name, leakage in leakages.items()}, line)
   labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
   pictures.dress(axes, look, title=title, **labels)
   pictures.key(figure, look, axes.lines)
   points = [
     {"attack": name, "fpr": fpr, "tpr": tpr}
-    for name, one in found.items()
-    for fpr, tpr in zip(*_best(one.curve))
+    for name, leakage in leakages.items()
+    for fpr, tpr in zip(*_best(leakage.curve))
   ]
   report.write_csv(out_dir / "roc.csv", points)
-  writers.replace_file(out_dir / "attacks.md", table(found).encode())
+  writers.replace_file(out_dir / "attacks.md", table(leakages).encode())
   pictures.save(figure, out_dir / "roc.png")
 
 

@@ -72,8 +72,8 @@ def _config(path: pathlib.Path, at: str) -> TrainConfig:
   try:
     return fields.from_dict(TrainConfig, held)
   except UserError as error:
-    told = f"{error!s:.100}"
-    raise UserError(f"{at}: was written by another version of dpjax: {told}") from error
+    reason = f"{error!s:.100}"
+    raise UserError(f"{at}: was written by another version of dpjax: {reason}") from error
 
 
 def _check_version(result: Any, at: str) -> None:

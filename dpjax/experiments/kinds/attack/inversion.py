@@ -21,15 +21,15 @@ from jax import flatten_util
 from dpjax import attacks, trees
 from dpjax.attacks import recovery
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
 from dpjax.types import Example
@@ -49,13 +49,13 @@ class Victims(NamedTuple):
   guess: attacks.View  # what the adversary simulates: neither
   batches: LocalBatches  # [S, B], of every client
   num_classes: int
-  random: Streams
+  random: RunKeys
   promise: Promise
   note: str  # on the promise
   together: int  # clients in what is seen: 1, or a cohort under a secure sum
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Victims:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Victims:
   """Builds the clients of the federation as a run does."""
   federate = config.federate
   federation, test = loaded
@@ -135,7 +135,7 @@ def _cohorts(
     there = np.ones(together, bool)
     return aggregator.update(stacked, there, jnp.int32(cohort), np.ones(together))[0]
 
-  groups = [jax.tree.map(joined, *(truths[place] for place in one)) for one in places]
+  groups = [jax.tree.map(joined, *(truths[place] for place in group)) for group in places]
   return groups, mean
 
 
@@ -155,7 +155,7 @@ def _mean_view(view: attacks.View, together: int, bound: float | None) -> attack
 
   def mean(examples: Example) -> Any:
     split = lambda leaf: leaf.reshape(together, -1, *leaf.shape[1:])
-    each = jax.vmap(lambda own: clipped(view(own)))(jax.tree.map(split, examples))
+    each = jax.vmap(lambda example: clipped(view(example)))(jax.tree.map(split, examples))
     return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
 
   return jax.jit(mean)
@@ -174,11 +174,11 @@ def _size(federation: Any) -> int:
   return sizes[0]
 
 
-# --- the work
+# --- the phase
 
 
-def work(config: AttackConfig, attacked: Victims) -> Work:
-  """Returns a work that sends and inverts one message a step."""
+def phase(config: AttackConfig, attacked: Victims) -> Phase:
+  """Returns a phase that sends and inverts one message a step."""
   invert = _inverter(config, attacked)
   first = attacked.truths[0]
   number = len(attacked.truths)
@@ -209,11 +209,11 @@ def work(config: AttackConfig, attacked: Victims) -> Work:
 def _inverter(config: AttackConfig, attacked: Victims) -> Any:
   """(message, truth, client) -> (examples [b, ...], labels [b]). The truth gives only its
   shape, and its labels where the config calls them known."""
-  own = config.attack
+  method = config.attack
   shape = np.shape(attacked.truths[0].x)
 
   def labels(message: Any, truth: Example) -> np.ndarray:
-    if own.labels == "known":
+    if method.labels == "known":
       return np.asarray(truth.y)
     # Labels are read from a gradient. A message is a gradient exactly for one step of SGD.
     steps = int(attacked.batches.mask.any(axis=1).sum())
@@ -221,35 +221,35 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
     gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
     return attacks.infer_labels(gradient, batch_size=shape[0])
 
-  if isinstance(own, DenseFirst):
-    return functools.partial(_by_division, own, labels)
+  if isinstance(method, DenseFirst):
+    return functools.partial(_by_division, method, labels)
   attack = attacks.Inversion(
     attacked.guess,
     shape,
     num_classes=attacked.num_classes,
-    method=own.method(),
-    restarts=own.restarts,
-    finalists=own.finalists,
-    trial=own.trial,
+    method=method.method(),
+    restarts=method.restarts,
+    finalists=method.finalists,
+    trial=method.trial,
   )
 
   def search(seen: Any, truth: Example, place: int) -> tuple[np.ndarray, np.ndarray]:
     key = jax.random.fold_in(attacked.random.noise, place)
     guessed = labels(seen, truth)
-    made = attack(seen, guessed, key=key)
-    return made.x, made.labels
+    inverted = attack(seen, guessed, key=key)
+    return inverted.x, inverted.labels
 
   return search
 
 
 def _by_division(
-  own: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
+  method: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the client's examples as a dense first layer shows them, and their labels."""
   del place
   size = truth.x[0].size
   try:
-    guesses = own.read(seen, len(truth.x))
+    guesses = method.read(seen, len(truth.x))
   except attacks.NothingSent:
     guesses = np.zeros((len(truth.x), size))
   except UserError as error:
@@ -258,7 +258,7 @@ def _by_division(
     raise UserError(
       f"takes {guesses.shape[1]} numbers, an example has {size}; must be the first layer",
       field="attack.layer",
-      value=own.layer,
+      value=method.layer,
     )
   return guesses.reshape(truth.x.shape), labels(seen, truth)
 
@@ -266,16 +266,18 @@ def _by_division(
 # --- results
 
 
-def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> Found:
+def measured(
+  config: AttackConfig, attacked: Victims, state: Mapping[str, Any]
+) -> MeasuredAttack:
   """Counts successes by every criterion, labels, and the leakage scores defined here."""
-  truth = np.concatenate([np.asarray(one.x) for one in attacked.truths])
-  made = np.asarray(state["found"]).reshape(truth.shape)
+  truth = np.concatenate([np.asarray(truth_of.x) for truth_of in attacked.truths])
+  recovered = np.asarray(state["found"]).reshape(truth.shape)
   span = 2.0 if config.federate.data.center else 1.0
-  measured = attacks.fidelity(truth, made, data_range=span)
-  rows = attacks.success(measured)
+  fidelity = attacks.fidelity(truth, recovered, data_range=span)
+  rows = attacks.success(fidelity)
   right = sum(
-    in_common(np.asarray(one.y), labels)
-    for one, labels in zip(attacked.truths, np.asarray(state["labels"]))
+    in_common(np.asarray(truth_of.y), labels)
+    for truth_of, labels in zip(attacked.truths, np.asarray(state["labels"]))
   )
   result = {
     "test_accuracy": None,  # nothing is trained
@@ -285,8 +287,8 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
     "clients_per_message": attacked.together,
     "local_steps": int(attacked.batches.mask.any(axis=1).sum()),
     "labels_right": int(right),
-    "mse": measured.mse.tolist(),
-    "median_psnr": float(np.median(measured.psnr)),
+    "mse": fidelity.mse.tolist(),
+    "median_psnr": float(np.median(fidelity.psnr)),
     "success": {
       row.criterion: {
         "count": row.count, "total": row.total, "interval": [row.low, row.high],
@@ -296,20 +298,20 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
     },
     # the strictest criterion by which anything was recovered
     "verdict": next((row for row in rows if row.count), rows[0]).verdict,
-    "leakage": _leakage(config, attacked, truth, made),
+    "leakage": _leakage(config, attacked, truth, recovered),
     "epsilon_note": attacked.note,
   }  # fmt: skip
-  captions = [f"{value:.0f} dB" for value in measured.psnr[:_SHOWN]]
+  captions = [f"{value:.0f} dB" for value in fidelity.psnr[:_SHOWN]]
 
   def write(folder: pathlib.Path) -> None:
     if truth.ndim != 4:
       return
     shown = lambda part: (part[:_SHOWN] + (span - 1.0) / 2) / span
     path = folder / "reconstructions.png"
-    attacks.picture(shown(truth), shown(made), path, captions=captions)
+    attacks.picture(shown(truth), shown(recovered), path, captions=captions)
 
   held = {name: np.asarray(state[name]) for name in ("found", "labels", "error")}
-  return Found(held, result, write)
+  return MeasuredAttack(held, result, write)
 
 
 def in_common(truth: np.ndarray, labels: np.ndarray) -> int:
@@ -318,20 +320,20 @@ def in_common(truth: np.ndarray, labels: np.ndarray) -> int:
 
 
 def _leakage(
-  config: AttackConfig, attacked: Victims, truth: np.ndarray, made: np.ndarray
+  config: AttackConfig, attacked: Victims, truth: np.ndarray, recovered: np.ndarray
 ) -> dict[str, Any]:
   """Returns the three readings of the gradient leakage score, where they are defined."""
   messages = [attacked.send(place) for place in range(len(attacked.truths))]
-  inputs = np.stack([np.asarray(one.x) for one in attacked.truths])  # [N, b, ...]
-  found: dict[str, Any] = {}
+  inputs = np.stack([np.asarray(truth_of.x) for truth_of in attacked.truths])  # [N, b, ...]
+  scores: dict[str, Any] = {}
   if len(truth) >= 3:
-    found["recovered"] = attacks.recovered_leakage(truth, made)
+    scores["recovered"] = attacks.recovered_leakage(truth, recovered)
   kernels = _first_kernels(config, messages, truth[0].size)
   if kernels is not None and len(messages) >= 3:
-    found["dense"] = attacks.dense_leakage(kernels, inputs)
+    scores["dense"] = attacks.dense_leakage(kernels, inputs)
   if len(messages) >= 4:
-    flat = [np.asarray(flatten_util.ravel_pytree(one)[0]) for one in messages]
-    found["distance"] = attacks.distance_correlation(np.stack(flat), inputs)
+    flat = [np.asarray(flatten_util.ravel_pytree(message)[0]) for message in messages]
+    scores["distance"] = attacks.distance_correlation(np.stack(flat), inputs)
   return {
     name: {
       "score": score.score,
@@ -339,7 +341,7 @@ def _leakage(
       "null": float(np.mean(score.null)),
       "p_value": score.p_value,
     }
-    for name, score in found.items()
+    for name, score in scores.items()
   }
 
 
@@ -347,7 +349,7 @@ def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
   """Returns the messages' first kernels, [N, d, units]; None where that layer is not dense."""
   name = getattr(config.attack, "layer", "dense_0")
   try:
-    kernels = np.stack([recovery.layer(one, name)["kernel"] for one in messages])
+    kernels = np.stack([recovery.layer(message, name)["kernel"] for message in messages])
   except UserError:
     return None
   return kernels if kernels.shape[1] == size else None

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from scipy import special
 
-from dpjax import attacks, auditing, data, trees
+from dpjax import _moved, attacks, auditing, data, trees
 from dpjax.attacks import allowed, shadows, signals
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import curves as attack_report
@@ -20,10 +20,10 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import NONE, Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import NeighboringRelation, Params
 from dpjax.validate import UserError
 
@@ -59,7 +59,11 @@ class Targets(NamedTuple):
   told: dict[str, Any]  # of a target, what its own run says of itself
 
 
-class Found(NamedTuple):
+# Old name, for one release: users' attacks import it.
+__getattr__ = _moved.names_of_module(__name__, Found="MeasuredAttack")
+
+
+class MeasuredAttack(NamedTuple):
   """The outcome of an attack."""
 
   scores: dict[str, Any]  # arrays, for attack.npz
@@ -67,7 +71,7 @@ class Found(NamedTuple):
   write: Callable[[pathlib.Path], None] = lambda folder: None
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Targets:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Targets:
   """Deals the records and builds the run that is attacked, for one half of them.
 
   Who is in which half follows from the seed and the data alone, so that defences are
@@ -97,11 +101,11 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
   half = records.subset(slice(0, size))
   run = central.assemble(config.train, (half, test), random)
   promise = run.promise
-  told = {}
+  facts = {}
   if own.target is not None:
     arrays = saved.read(own.target, "attack.target")
     target = saved.in_place_of(run.params, arrays, f"attack.target={own.target!r}")
-    told = told_of(own.target, target, config.train)
+    facts = told_of(own.target, target, config.train)
     promise = NONE  # this config's steps are not what trained it
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
@@ -115,7 +119,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
     seed=random.sampler,
     side_by_side=own.side_by_side,
   )
-  return Targets(records, included, target, members, run, test, models, promise, told)
+  return Targets(records, included, target, members, run, test, models, promise, facts)
 
 
 def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
@@ -127,7 +131,7 @@ def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.n
   return both, np.arange(len(y)) < len(train)
 
 
-def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.ndarray:
+def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.ndarray:
   """Random members by coins, or exact halves for samplers that need data of one size."""
   least = 2 * config.attack.num_shadows
   if n < least:
@@ -183,11 +187,11 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   return none | {name: result[name] for name in names if name in result}
 
 
-# --- the work
+# --- the phase
 
 
-def work(config: AttackConfig, attacked: Targets) -> Work:
-  """Returns a work that trains one group of models a step, and queries them about all
+def phase(config: AttackConfig, attacked: Targets) -> Phase:
+  """Returns a phase that trains one group of models a step, and queries them about all
   records."""
   both = attacked.included.shape  # models, records
   width = config.attack.side_by_side
@@ -227,8 +231,8 @@ def _questions(attacked: Targets, queries: int) -> Any:
   logits = jax.jit(lambda params, x: trees.at_least_float32(run.apply(params, x)))
 
   def asked(params: Params, index: int) -> dict[str, Any]:
-    found = odds(params, records)
-    if not np.isfinite(found).all():
+    log_odds = odds(params, records)
+    if not np.isfinite(log_odds).all():
       raise UserError(
         f"the training of model {index} diverged; a smaller "
         "optimizer.learning_rate may help",
@@ -237,7 +241,7 @@ def _questions(attacked: Targets, queries: int) -> Any:
     parts = range(0, len(records), 500)
     top = [signals.top_confidences(logits(params, records.x[i : i + 500])) for i in parts]
     accuracy = run.task.evaluate(run.apply, params, attacked.test)["accuracy"]
-    return {"log_odds": found, "top": np.concatenate(top), "accuracy": accuracy}
+    return {"log_odds": log_odds, "top": np.concatenate(top), "accuracy": accuracy}
 
   return asked
 
@@ -301,12 +305,12 @@ def scores(
       for target, shadows in zip(theirs, asked_odds)
     ]
     members = np.asarray(attacked.members)
-    told = asked["top"]
+    top_of = asked["top"]
     by_method = {
-      name: _scored(name, queries, told, members) for name in config.attack.methods
+      name: _scored(name, queries, top_of, members) for name in config.attack.methods
     }
     return by_method, members, queries[0].target
-  games = [attacks.each_as_target(one, attacked.included) for one in asked_odds]
+  games = [attacks.each_as_target(odds_of, attacked.included) for odds_of in asked_odds]
   targets = [
     ([evidence for evidence, _ in queries], queries[0][1]) for queries in zip(*games)
   ]
@@ -324,10 +328,14 @@ def scores(
   return pooled, joined, np.concatenate([queries[0].target for queries, _ in targets])
 
 
-def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Found:
+def measured(
+  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
+) -> MeasuredAttack:
   """Rates, verdicts and curves of every method, beside the guarantee's line."""
   by_method, members, odds = scores(config, attacked, state)
-  measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
+  leakages = {
+    name: attacks.measure(scores_of, members) for name, scores_of in by_method.items()
+  }
   line = None
   private = attacked.run.plan.is_private
   num_targets = 1 if attacked.target is not None else len(attacked.included)
@@ -350,27 +358,27 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
     "noise_multiplier": attacked.run.plan.noise_multiplier,
     "line": None if line is None else line.words,
     "attacks": {
-      name: _row(one, line, private, num_targets) for name, one in measured.items()
+      name: _row(leakage, line, private, num_targets) for name, leakage in leakages.items()
     },
-    "strongest": strongest(measured, num_targets),
+    "strongest": strongest(leakages, num_targets),
     "loss_tail": {
       f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
       for rate, tail in tails.items()
     },
-    "curves": _curves(measured, line),
+    "curves": _curves(leakages, line),
     **attacked.told,
   }
   if attacked.target is not None:
     result |= _lower_bounds(by_method, members, attacked.told)
 
   def write(folder: pathlib.Path) -> None:
-    attack_report.roc_report(folder, measured, line=line, title=config.data.name)
+    attack_report.roc_report(folder, leakages, line=line, title=config.data.name)
 
   held = {name: np.asarray(leaf) for name, leaf in state.items()}
-  return Found(held | {"included": attacked.included}, result, write)
+  return MeasuredAttack(held | {"included": attacked.included}, result, write)
 
 
-def strongest(measured: Mapping[str, attacks.Leakage], num_targets: int) -> dict[str, Any]:
+def strongest(leakages: Mapping[str, attacks.Leakage], num_targets: int) -> dict[str, Any]:
   """Picks the strongest method: the largest TPR at 1 % FPR, then the largest AUC.
 
   >>> truth = np.arange(400) < 200
@@ -379,16 +387,16 @@ def strongest(measured: Mapping[str, attacks.Leakage], num_targets: int) -> dict
   'strongest of 2: sure, TPR 1.000 (0.982-1.000) at 1 % FPR, AUC 1.000 (0.904-1.000)'
   """
   power = {
-    name: (attacks.rate_at(one.curve, attacks.FPRS[-1]).tpr, one.auc)
-    for name, one in measured.items()
+    name: (attacks.rate_at(leakage.curve, attacks.FPRS[-1]).tpr, leakage.auc)
+    for name, leakage in leakages.items()
   }
   name = max(power, key=lambda name: power[name])
-  curve = measured[name].curve
+  curve = leakages[name].curve
   rate = attacks.rate_at(curve, attacks.FPRS[-1])
   ends = attacks.auc_interval(curve, confidence=0.95, num_targets=num_targets)
   low, high = rate.tpr_interval
   words = (
-    f"strongest of {len(measured)}: {name}, TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, "
+    f"strongest of {len(leakages)}: {name}, TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, "
     f"AUC {curve.auc:.3f} ({ends[0]:.3f}-{ends[1]:.3f})"
   )
   return {
@@ -403,7 +411,7 @@ def strongest(measured: Mapping[str, attacks.Leakage], num_targets: int) -> dict
 
 
 def _lower_bounds(
-  by_method: Mapping[str, np.ndarray], members: np.ndarray, told: Mapping[str, Any]
+  by_method: Mapping[str, np.ndarray], members: np.ndarray, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Returns lower bounds on a target's epsilon, from its scores and from perfect ones.
 
@@ -411,7 +419,7 @@ def _lower_bounds(
   share one training. All methods hold together at 95 % (Bonferroni).
   """
   confidence = 1 - 0.05 / len(by_method)
-  delta = told.get("delta") or 0.0
+  delta = facts.get("delta") or 0.0
 
   def bound(scores: np.ndarray) -> float:
     sides = auditing.Scores(inside=scores[members], outside=scores[~members])
@@ -434,15 +442,15 @@ def _line(attacked: Targets) -> attacks.AllowedRoc:
 
 
 def _row(
-  one: attacks.Leakage, line: attacks.AllowedRoc | None, private: bool, num_targets: int
+  leakage: attacks.Leakage, line: attacks.AllowedRoc | None, private: bool, num_targets: int
 ) -> dict[str, Any]:
-  judged = None if line is None else attacks.judge(one.curve, line)
+  judged = None if line is None else attacks.judge(leakage.curve, line)
   return {
-    "auc": one.auc,
+    "auc": leakage.auc,
     "auc_interval": list(
-      attacks.auc_interval(one.curve, confidence=0.95, num_targets=num_targets)
+      attacks.auc_interval(leakage.curve, confidence=0.95, num_targets=num_targets)
     ),
-    "balanced_accuracy": one.balanced_accuracy,
+    "balanced_accuracy": leakage.balanced_accuracy,
     "tpr_at_fpr": {
       f"{rate.fpr:g}": {
         "tpr": rate.tpr,
@@ -450,10 +458,10 @@ def _row(
         "fpr_interval": list(rate.fpr_interval),
         "resolved": rate.resolved,
       }
-      for rate in one.rates
+      for rate in leakage.rates
     },
     "against_line": None if judged is None else judged.verdict,
-    "verdict": verdict(one.curve, judged, private=private, num_targets=num_targets),
+    "verdict": verdict(leakage.curve, judged, private=private, num_targets=num_targets),
   }
 
 
@@ -492,13 +500,13 @@ def verdict(
   return f"leaks, {'below' if below else 'too few records to tell from'} its line"
 
 
-def _curves(measured: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
+def _curves(leakages: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
   """Returns the most true positives at several rates, and the allowed ones. Rates that need
   more records are left out: there the curve would seem to cross the line."""
-  least = 1 / min(one.num_non_members for one in measured.values())
+  least = 1 / min(leakage.num_non_members for leakage in leakages.values())
   points = np.geomspace(max(_LEFT, least), 1, _COUNT)
-  found = {"fpr": points.tolist()}
-  for name, one in measured.items():
-    places = np.searchsorted(one.curve.fpr, points, side="right") - 1
-    found[name] = one.curve.tpr[places].tolist()
-  return found | ({} if line is None else {"allowed": line(points).tolist()})
+  curves = {"fpr": points.tolist()}
+  for name, leakage in leakages.items():
+    places = np.searchsorted(leakage.curve.fpr, points, side="right") - 1
+    curves[name] = leakage.curve.tpr[places].tolist()
+  return curves | ({} if line is None else {"allowed": line(points).tolist()})

@@ -14,15 +14,15 @@ from dpjax.attacks.roc import Counted
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import privacy
 from dpjax.experiments.kinds.federated.config import aggregation_of
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import Aggregator
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -45,23 +45,23 @@ class Poisoned(NamedTuple):
   note: str  # on the promise
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Poisoned:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Poisoned:
   """Builds the attacked run, and chooses attackers by the seed alone: all defences face the
   same ones.
 
   Raises UserError for no attacker, labels that the data do not have, records that take no trigger.
   """
   run = federated.assemble(config.federate, loaded, random)
-  own = config.attack
+  settings = config.attack
   count = run.federation.num_clients
-  attackers = attacks.choose_attackers(count, own.fraction, seed=config.seed)
+  attackers = attacks.choose_attackers(count, settings.fraction, seed=config.seed)
   if not len(attackers):
     raise UserError(
       f"rounds to no attacker of {count} clients",
       field="attack.fraction",
-      value=own.fraction,
+      value=settings.fraction,
     )
-  attack = own.method()
+  attack = settings.method()
   if not isinstance(attack, attacks.Poisoning):
     name = name_of(config, "attack")
     raise user_code.wrong("attack", name, "of method() an attacks.Poisoning", attack)
@@ -101,19 +101,19 @@ def _measured(run: federated.FedRun, attack: attacks.Poisoning, params: Params) 
   return attacks.measure_poisoning(run.apply, params, attack, run.test)
 
 
-# --- the work
+# --- the phase
 
 
-def work(config: AttackConfig, attacked: Poisoned) -> Work:
-  """Returns a work of two steps, one model each: without attackers, and with them."""
+def phase(config: AttackConfig, attacked: Poisoned) -> Phase:
+  """Returns a phase of two steps, one model each: without attackers, and with them."""
   del config
   run = attacked.run
   nobody = np.zeros(0, np.int64)
 
   def measure(state: Arrays, index: int) -> None:
     params = trained(attacked, attacked.attackers if index else nobody)
-    found = _measured(run, attacked.attack, params)
-    pairs = [(0, 0) if one is None else (one.count, one.total) for one in found]
+    counts = _measured(run, attacked.attack, params)
+    pairs = [(0, 0) if count is None else (count.count, count.total) for count in counts]
     state["counts"][index] = pairs
 
   def accuracy(state: Arrays) -> dict[str, float]:
@@ -137,10 +137,10 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
   def algorithm(wrap: Any, memory: Any) -> Any:
     del memory  # of a client that keeps nothing else
 
-    def lying(own: federated.Wrapping) -> federated.Wrapping:
-      keeps = own["memory"] or (lambda params: None)
+    def lying(wrapping: federated.Wrapping) -> federated.Wrapping:
+      keeps = wrapping["memory"] or (lambda params: None)
       return {
-        "wrap": lambda client: wrap(own["wrap"](client)),
+        "wrap": lambda client: wrap(wrapping["wrap"](client)),
         "memory": lambda params: attacks.attacker_memory(keeps(params)),
       }
 
@@ -160,7 +160,9 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
 # --- results
 
 
-def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) -> Found:
+def measured(
+  config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]
+) -> MeasuredAttack:
   """Returns accuracy and success with and without attackers, and whether the attack moved
   them."""
   counts = np.asarray(state["counts"])
@@ -194,11 +196,11 @@ def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) ->
     "epsilon_note": attacked.note,
   }
   held = {"counts": counts, "attackers": attacked.attackers}
-  return Found(held, result)
+  return MeasuredAttack(held, result)
 
 
-def _told(one: Counted | None) -> dict[str, Any] | None:
-  return None if one is None else one._asdict()
+def _told(counted: Counted | None) -> dict[str, Any] | None:
+  return None if counted is None else counted._asdict()
 
 
 def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:

@@ -55,7 +55,7 @@ class Membership(AttackSettings):
   target: Annotated[
     str | None, "params.npz of launch.train, attacked in place of models trained here"
   ] = None
-  room: ClassVar[str] = "train"
+  section: ClassVar[str] = "train"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.members"
   task: ClassVar[str] = "membership"
   deals_records: ClassVar[bool] = True
@@ -90,7 +90,7 @@ class CopyByAnswers(AttackSettings):
   ] = None
   steps: Annotated[int, rules.between(1, rules.MOST_STEPS), "of the copy's training"] = 2000
   learning_rate: Annotated[float, rules.POSITIVE, "of the copy's training"] = 1e-3
-  room: ClassVar[str] = "train"
+  section: ClassVar[str] = "train"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.copies"
   task: ClassVar[str] = "extraction"
 
@@ -123,7 +123,7 @@ class ClassSearch(AttackSettings):
   judge_steps: Annotated[
     int, rules.between(1, rules.MOST_STEPS), "of the judge's training"
   ] = 2000
-  room: ClassVar[str] = "train"
+  section: ClassVar[str] = "train"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.class_pictures"
   task: ClassVar[str] = "class_inversion"
 
@@ -155,7 +155,7 @@ class _Inversion(AttackSettings):
   labels: Annotated[
     str, rules.among(("infer", "known")), "infer: from the last layer's gradient"
   ] = "infer"
-  room: ClassVar[str] = "federate"
+  section: ClassVar[str] = "federate"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.inversion"
   task: ClassVar[str] = "inversion"
   # Fields that no inversion reads: it uses no aggregate.

@@ -69,14 +69,14 @@ def _common(result: Row) -> Row:
   }
 
 
-def _counted(one: Row, method: str, share: str, finds: str, **more: Any) -> Row:
+def _counted(counts: Row, method: str, share: str, finds: str, **more: Any) -> Row:
   """Returns a row whose success is a counted rate."""
-  low, high = one["interval"]
+  low, high = counts["interval"]
   row = {
     "method": method,
     "share": share,
     "finds": finds,
-    "success": one["count"] / one["total"],
+    "success": counts["count"] / counts["total"],
   }
   return row | {"low": low, "high": high, **more}
 
@@ -85,44 +85,48 @@ def _inferred(result: Row) -> list[Row]:
   return [
     {
       "method": name,
-      "finds": _told_rates(one),
-      "success": one["tpr_at_fpr"]["0.01"]["tpr"],
-      "low": one["tpr_at_fpr"]["0.01"]["interval"][0],
-      "high": one["tpr_at_fpr"]["0.01"]["interval"][1],
-      "tpr_at_0.001_fpr": one["tpr_at_fpr"]["0.001"]["tpr"],
-      "auc": one["auc"],
+      "finds": _told_rates(rates),
+      "success": rates["tpr_at_fpr"]["0.01"]["tpr"],
+      "low": rates["tpr_at_fpr"]["0.01"]["interval"][0],
+      "high": rates["tpr_at_fpr"]["0.01"]["interval"][1],
+      "tpr_at_0.001_fpr": rates["tpr_at_fpr"]["0.001"]["tpr"],
+      "auc": rates["auc"],
       # Results of earlier versions have no such entry.
       "loss_tail_0.01": result.get("loss_tail", {}).get("0.01", {}).get("share"),
-      "verdict": one["verdict"],
+      "verdict": rates["verdict"],
     }
-    for name, one in result["attacks"].items()
+    for name, rates in result["attacks"].items()
   ]
 
 
-def _told_rates(one: Row) -> str:
-  low, high = one["tpr_at_fpr"]["0.01"]["interval"]
-  rate = one["tpr_at_fpr"]["0.01"]["tpr"]
-  return f"TPR {rate:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {one['auc']:.3f}"
+def _told_rates(rates: Row) -> str:
+  low, high = rates["tpr_at_fpr"]["0.01"]["interval"]
+  rate = rates["tpr_at_fpr"]["0.01"]["tpr"]
+  return f"TPR {rate:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {rates['auc']:.3f}"
 
 
 def _inverted(result: Row) -> list[Row]:
   exact = result["success"]["exact"]
   scores = result["leakage"]
   low, high = exact["interval"]
-  told = f"{exact['count']} of {exact['total']} ({low:.2f}-{high:.2f}) exactly"
-  told += f", median {writers.number(result['median_psnr']):.0f} dB"
-  told += f", labels {result['labels_right']} of {result['num_records']}"
+  text = f"{exact['count']} of {exact['total']} ({low:.2f}-{high:.2f}) exactly"
+  text += f", median {writers.number(result['median_psnr']):.0f} dB"
+  text += f", labels {result['labels_right']} of {result['num_records']}"
   names = {"dense": "GLS dense", "recovered": "GLS recovered", "distance": "GLS distance"}
-  told += "".join(
-    f", {names[name]} {one['score']:.3f} (null {one['null']:.2f})"
-    for name, one in scores.items()
+  text += "".join(
+    f", {names[name]} {leakage['score']:.3f} (null {leakage['null']:.2f})"
+    for name, leakage in scores.items()
   )
   row = _counted(
-    exact, "inversion", "recovered exactly, of the records", told,
+    exact, "inversion", "recovered exactly, of the records", text,
     median_psnr=result["median_psnr"], verdict=result["verdict"],
   )  # fmt: skip
-  found = {f"gls_{name}": one["score"] for name, one in scores.items()}
-  return [row | found | {f"gls_{name}_null": one["null"] for name, one in scores.items()}]
+  columns = {f"gls_{name}": leakage["score"] for name, leakage in scores.items()}
+  return [
+    row
+    | columns
+    | {f"gls_{name}_null": leakage["null"] for name, leakage in scores.items()}
+  ]
 
 
 def _poisoned(result: Row) -> list[Row]:
@@ -130,7 +134,7 @@ def _poisoned(result: Row) -> list[Row]:
   victims it is the share of misclassified test records."""
   right = result["accuracy"]
   misled = result["victims_misled"]
-  told = f"accuracy {_rate(right)} ({_rate(result['clean_accuracy'])} unattacked)"
+  text = f"accuracy {_rate(right)} ({_rate(result['clean_accuracy'])} unattacked)"
   if misled is None:
     share = "wrong, of the test records"
     wrong = [1 - end for end in reversed(right["interval"])]
@@ -138,9 +142,9 @@ def _poisoned(result: Row) -> list[Row]:
   else:
     share = "misled, of the victims"
     clean = _rate(result["clean_victims_misled"])
-    told = f"misled {_rate(misled)} ({clean} unattacked), {told}"
-  told += f"; {result['num_attackers']} of {result['num_clients']} clients attack"
-  row = _counted(misled, result["poisoning"], share, told, verdict=result["verdict"])
+    text = f"misled {_rate(misled)} ({clean} unattacked), {text}"
+  text += f"; {result['num_attackers']} of {result['num_clients']} clients attack"
+  row = _counted(misled, result["poisoning"], share, text, verdict=result["verdict"])
   clean = result["clean_accuracy"]["count"]  # of as many test records
   # share of accuracy that remains
   ratio = result["accuracy"]["count"] / clean if clean else None
@@ -152,21 +156,23 @@ def _copied(result: Row) -> list[Row]:
   share = "named alike by copy and model, of inputs"
   guess = _rate(result["commonest"])
 
-  def row(one: Row) -> Row:
-    method, (low, high) = f"{one['num_queries']} queries", one["interval"]
-    told = f"fidelity {_rate(one)} ({low:.3f}-{high:.3f}); {guess} the commonest answer"
-    return _counted(one, method, share, told, verdict=one["verdict"])
+  def row(copy: Row) -> Row:
+    method, (low, high) = f"{copy['num_queries']} queries", copy["interval"]
+    text = f"fidelity {_rate(copy)} ({low:.3f}-{high:.3f}); {guess} the commonest answer"
+    return _counted(copy, method, share, text, verdict=copy["verdict"])
 
-  return [row(one) for one in result["copies"]]
+  return [row(copy) for copy in result["copies"]]
 
 
 def _pictured(result: Row) -> list[Row]:
-  one = result["recognised"]
+  counts = result["recognised"]
   share = "recognised by the judge, of inputs"
-  low, high = one["interval"]
-  told = f"{one['count']} of {one['total']} ({low:.2f}-{high:.2f}) called by their class"
-  told += f"; the judge is right on {result['judge_accuracy']:.3f}"
-  return [_counted(one, "class inversion", share, told, verdict=result["verdict"])]
+  low, high = counts["interval"]
+  text = (
+    f"{counts['count']} of {counts['total']} ({low:.2f}-{high:.2f}) called by their class"
+  )
+  text += f"; the judge is right on {result['judge_accuracy']:.3f}"
+  return [_counted(counts, "class inversion", share, text, verdict=result["verdict"])]
 
 
 def _rate(counted: Row) -> str:
@@ -241,7 +247,7 @@ def told_of_run(result: Row) -> str:
   bound = result["epsilon_lower_indicative"]
   most = result["epsilon_lower_ceiling"]
   verdicts = "; ".join(
-    f"{name}: {one['verdict']}" for name, one in result["attacks"].items()
+    f"{name}: {judged['verdict']}" for name, judged in result["attacks"].items()
   )
   verdicts += f" ({result['strongest']['words']})" if "strongest" in result else ""
   return (
@@ -318,7 +324,7 @@ def figure(
   for axes, (place, alike) in zip(grid, rocs.items()):
     handles |= _draw_points(axes, alike, place, look)
   for axes, ((share, name), alike) in zip(grid[len(rocs) :], rates.items()):
-    handles |= _draw_rates(axes, alike, share, name, look, room=look.width / wide)
+    handles |= _draw_rates(axes, alike, share, name, look, panel_width=look.width / wide)
   # Where all panels count the same, the lowest of each column say what.
   if not rocs and len({share for share, _ in rates}) == 1:
     for axes in grid[: max(0, number - wide)]:
@@ -377,7 +383,13 @@ def _draw_points(
 
 
 def _draw_rates(
-  axes: Axes, rows: Sequence[Row], share: str, attack: str, look: Look, *, room: float
+  axes: Axes,
+  rows: Sequence[Row],
+  share: str,
+  attack: str,
+  look: Look,
+  *,
+  panel_width: float,
 ) -> dict[str, Any]:
   """Draws rates with their intervals below each other; returns what a key needs.
 
@@ -387,7 +399,7 @@ def _draw_rates(
     share: what was counted, and of what.
     attack: the only one of the rows; "": there may be several.
     look: sizes, fonts, style.
-    room: width of the panel with its names, in inches.
+    panel_width: width of the panel with its names, in inches.
   """
   places = np.arange(len(rows))[::-1]
   handles = {}
@@ -417,9 +429,9 @@ def _draw_rates(
   what, _, of = share.partition(", ")
   # A label that is wider than its axes would be cut at the edge of the picture.
   longest = max(map(len, names)) * pictures.letter(look.font_size - 1)
-  letters = max(14, int((room - longest) / pictures.letter(look.font_size)))
+  characters = max(14, int((panel_width - longest) / pictures.letter(look.font_size)))
   # Spaces that are not broken at keep the words in brackets on one line.
   bars = "(bars: 95 %)".replace(" ", "\N{NO-BREAK SPACE}")
-  label = textwrap.fill(f"{what}, share {of} {bars}", letters)
+  label = textwrap.fill(f"{what}, share {of} {bars}", characters)
   pictures.dress(axes, look, title=attack, xlabel=label)
   return handles

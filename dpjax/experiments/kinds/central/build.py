@@ -60,10 +60,10 @@ from dpjax.experiments.kinds.central.tasks import (
   of_people,
 )
 from dpjax.experiments.run import promise, saved
-from dpjax.experiments.run import streams as streams_lib
-from dpjax.experiments.run.loop import Job, Play, Work, every, single
+from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries import linen_modules
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
@@ -101,17 +101,17 @@ def digest(config: TrainConfig) -> bytes:
   fields["data"].pop("declaration")
   if not config.audit.enabled:
     fields.pop("audit")
-  return streams_lib.config_digest("central", fields)
+  return run_keys_lib.config_digest("central", fields)
 
 
-def streams(config: TrainConfig, data: bytes) -> Streams:
-  """Returns streams that depend on the seed, on everything else in the config and on the
+def run_keys(config: TrainConfig, data: bytes) -> RunKeys:
+  """Returns keys that depend on the seed, on everything else in the config and on the
   data.
 
   Args:
     data: `dpjax.data.digest` of the training data, before canaries.
   """
-  return streams_lib.derived(config.seed, digest(config), data)
+  return run_keys_lib.derived(config.seed, digest(config), data)
 
 
 class Run(NamedTuple):
@@ -126,7 +126,7 @@ class Run(NamedTuple):
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
   schedule: optax.Schedule
-  random: Streams
+  random: RunKeys
   train: Any
   test: Any
   task: Task
@@ -235,10 +235,10 @@ def preprocessed(
 @bounds.names_fields
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """Adds the features of the model to loaded (train, test), as `load_data` returns them."""
-  own = normalization.per_example(config)
+  per_example = normalization.per_example(config)
   kept = data.cache.folder()
-  given: Any = own, kept, config.resident
-  train, test = (featured(config.model, part, *given) for part in loaded)
+  options: Any = per_example, kept, config.resident
+  train, test = (featured(config.model, part, *options) for part in loaded)
   return train, test
 
 
@@ -292,9 +292,9 @@ def init_params(
     size = trees.size(shapes)
     # A float32 takes four bytes.
     if 4 * size > _memory():
-      told = f"model.name={config.name!r}, model.options={config.options!r}"
+      shown = f"model.name={config.name!r}, model.options={config.options!r}"
       raise UserError(
-        f"{told}: has {size} parameters, more than the {_memory() / 1e9:.0f} GB of this "
+        f"{shown}: has {size} parameters, more than the {_memory() / 1e9:.0f} GB of this "
         "machine hold; width, classes or the size of an example must be smaller"
       )
     return model.init(key, first)
@@ -340,7 +340,7 @@ def memory_budget(config: TrainConfig) -> float | None:
 
 
 def start(
-  config: TrainConfig, dataset: data.Dataset, random: Streams
+  config: TrainConfig, dataset: data.Dataset, random: RunKeys
 ) -> tuple[Task, Any, Params]:
   """Returns (the task on a data set, the model, its first parameters)."""
   task = make_task(config, dataset)
@@ -352,7 +352,7 @@ def start(
   wanted = (1, task.width(dataset))
   first = first[:, 0] if of_people(dataset) else first
 
-  def made() -> tuple[Task, Any, Params]:
+  def make() -> tuple[Task, Any, Params]:
     model = linen_modules.modes(make_model(config.model, task.width(dataset), **fixed))
     params = init_params(config.model, model, random.init, first)
     params = starting_point.loaded(config, model, params)
@@ -368,24 +368,24 @@ def start(
       models.libraries.check_outputs(logits, wanted, trees.shapes(first), name)
     return whole, model, params
 
-  return (names.guarded(name, "model.name", made) if names.is_path(name) else made)()
+  return (names.guarded(name, "model.name", make) if names.is_path(name) else make)()
 
 
 @bounds.names_fields
 def assemble(
   config: TrainConfig,
   loaded: tuple[Any, Any] | None = None,
-  random: Streams | None = None,
+  random: RunKeys | None = None,
 ) -> Run:
-  """Builds every object of a run, deterministically from (config, data, streams). The
-  streams default to those of config and data."""
+  """Builds every object of a run, deterministically from (config, data, keys). The
+  keys default to those of config and data."""
   check(config)
   if config.privacy.method == "least_squares":
-    told = "has no steps, which are needed here; 'dp_sgd' has"
-    raise UserError(told, field="privacy.method", value=config.privacy.method)
+    reason = "has no steps, which are needed here; 'dp_sgd' has"
+    raise UserError(reason, field="privacy.method", value=config.privacy.method)
   train, test = load_data(config) if loaded is None else loaded
   write_inputs = inputs_writer(config.data, config.model, test)
-  random = streams(config, data.digest(train)) if random is None else random
+  random = run_keys(config, data.digest(train)) if random is None else random
   augmented = config.augmentation != "none"
   if augmented:
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
@@ -516,7 +516,7 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     loaded: what `load_data` returns, to share them between runs.
   """
   check(config)
-  whole = lambda *parts: work(config, assemble(config, *parts))
+  whole = lambda *parts: phase(config, assemble(config, *parts))
   if config.privacy.method == "least_squares":
     from dpjax.experiments.kinds.central import one_release
 
@@ -530,27 +530,27 @@ def job_on_data(
   load: Callable[..., tuple[Any, Any]],
   complete: Callable[[Any, Any], tuple[Any, Any]],
   loaded: tuple[Any, Any] | None,
-  work: Callable[[Any, Streams], Work],
+  phase: Callable[[Any, RunKeys], Phase],
 ) -> Job:
   """Returns the job of a run with one training on the data of its config.
 
   Args:
     named: digest of the config. load: its data, as `load_data`. complete: those with their
       features, as `with_features`. loaded: given ones.
-    work: (data, streams) -> work.
+    phase: (data, keys) -> phase.
   """
   # The digest and the start both need the data, which are read only once.
   read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
 
-  def start(random: Streams) -> Play:
+  def start(random: RunKeys) -> Schedule:
     if loaded is not None or not models.needs_features(config.model.name):
-      return single(work(read(), random))
+      return single(phase(read(), random))
     # Features are computed here: a digest needs none, so a finished run does not compute
     # them.
-    found = complete(config, read())
+    complete_data = complete(config, read())
     # The inputs of the features need not stay in memory.
     read.cache_clear()
-    return single(work(found, random))
+    return single(phase(complete_data, random))
 
   return Job(
     config=config,
@@ -612,7 +612,7 @@ def _program(run: Run, step: Any) -> StepProgram:
   )
 
 
-def work(config: TrainConfig, run: Run) -> Work:
+def phase(config: TrainConfig, run: Run) -> Phase:
   """Returns the training itself, step by step."""
   kinds = (run.algorithm, run.first_steps or run.algorithm)
   # The old state is no longer needed, so its memory is reused for the new one.
@@ -620,7 +620,7 @@ def work(config: TrainConfig, run: Run) -> Work:
   num_first = starting_point.first_steps(config)
   scored = training.eval_params
   # Process 0 evaluates alone, so it needs whole arrays of its own.
-  own = processes.own_copy
+  copy = processes.own_copy
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
@@ -644,12 +644,12 @@ def work(config: TrainConfig, run: Run) -> Work:
       params = gradients.on_one(run.mesh, params)
     return run.task.evaluate(run.apply, params, run.test)
 
-  return Work(
+  return Phase(
     num_steps=config.num_steps,
     init=lambda: run.algorithm.init(run.params),
     step=step,
     draws=draws,
-    released=lambda state: normalization.beside(own(scored(state)), run.statistics),
+    released=lambda state: normalization.beside(copy(scored(state)), run.statistics),
     evaluate=scores,
     write=lambda folder, state: run.save(folder, scored(state)),
     promise=run.promise,
@@ -660,6 +660,6 @@ def work(config: TrainConfig, run: Run) -> Work:
     program=functools.partial(_program, run, later),
     planned=lambda: facts.planned(config, run),
     describe=lambda state, stated, rows: facts.of(
-      config, run, own(state), stated["epsilon"]
+      config, run, copy(state), stated["epsilon"]
     ),
   )

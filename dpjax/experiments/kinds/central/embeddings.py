@@ -48,10 +48,10 @@ def check(config: TrainConfig) -> None:
     raise UserError(f"{_TOLD}: needs an augmentation, of which it compares two views")
 
 
-def refuse(config: TrainConfig, room: str) -> None:
+def refuse(config: TrainConfig, section: str) -> None:
   """Raises UserError: the caller needs a loss of one example."""
   if config.loss == NAME:
-    raise UserError(f"must be another: it {_WHY}", field=f"{room}.{_TOLD}")
+    raise UserError(f"must be another: it {_WHY}", field=f"{section}.{_TOLD}")
 
 
 def loss(apply: losses.Apply) -> LossFn:
@@ -77,13 +77,13 @@ def evaluate(
   scored = _compiled(apply, augment_fn)
   # Every evaluation uses the same views, so that rows of one run can be compared.
   keys = jax.random.split(jax.random.key(0), len(dataset.y))
-  found = []
+  parts = []
   for start in range(0, len(dataset.y), batch_size):
     rows = slice(start, start + batch_size)
-    found.append(scored(params, np.asarray(dataset.x[rows]), keys[rows]))
-  points = np.concatenate([np.asarray(embedded) for embedded, _ in found])
-  sizes = [len(embedded) for embedded, _ in found]
-  nats = np.average([float(nats) for _, nats in found], weights=sizes)
+    parts.append(scored(params, np.asarray(dataset.x[rows]), keys[rows]))
+  points = np.concatenate([np.asarray(embedded) for embedded, _ in parts])
+  sizes = [len(embedded) for embedded, _ in parts]
+  nats = np.average([float(nats) for _, nats in parts], weights=sizes)
   accuracy = metrics.nearest_neighbour_accuracy(points, dataset.y)
   return {"accuracy": accuracy, "loss": float(nats)}
 

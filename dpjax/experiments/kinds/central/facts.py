@@ -45,7 +45,7 @@ def pretrained(run: Run) -> dict[str, Any]:
 def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   """Returns facts that only central runs have, and that are known before the first step."""
   plan = run.plan
-  found: dict[str, Any] = {
+  facts: dict[str, Any] = {
     "task": run.task.name,
     "dataset": config.data.name,
     "model": config.model.name,
@@ -59,22 +59,22 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     "normalize_by": plan.normalize_by,
   }
   if plan.statistics is not None:
-    found["normalization"] = fields.name_of(config.privacy, "normalization")
+    facts["normalization"] = fields.name_of(config.privacy, "normalization")
     noise = plan.statistics.total_noise_multiplier
     # without an epsilon their noise belongs to no guarantee
-    found |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
-  found |= pretrained(run) | starting_point.facts(config)
+    facts |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
+  facts |= pretrained(run) | starting_point.facts(config)
   if config.mesh is not None:
-    found["mesh"] = config.mesh
+    facts["mesh"] = config.mesh
   if config.resident is not None:
-    found["resident"] = config.resident
+    facts["resident"] = config.resident
   if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
-    found["sgld_temperature"] = transforms.sgld_temperature(
+    facts["sgld_temperature"] = transforms.sgld_temperature(
       step_size=config.optimizer.learning_rate / run.noise.num_examples,
       noise_std=run.noise.std,
       num_examples=run.noise.num_examples,
     )
-  return found
+  return facts
 
 
 def of(
@@ -82,11 +82,11 @@ def of(
 ) -> dict[str, Any]:
   """Returns the facts of `planned`, and those known only at the end."""
   used = 1 if run.mesh is None else run.mesh.size
-  found: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
-  found |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
+  facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
+  facts |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
   if run.canaries is None:
-    return found
-  return found | audit.facts(
+    return facts
+  return facts | audit.facts(
     config,
     plan=run.plan,
     # Without augmentation, whose randomness would blur the score.

@@ -117,8 +117,8 @@ def featured(
     return data.computed(dataset, out)
   key = data.cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
   tell = lambda line: print(line, file=sys.stderr, flush=True)
-  found = data.cache.rows(kept, key, shape, computed.make, tell)
-  return data.computed(dataset, found if in_files else found[:])
+  cached = data.cache.rows(kept, key, shape, computed.make, tell)
+  return data.computed(dataset, cached if in_files else cached[:])
 
 
 def _of_scattering(
@@ -188,6 +188,6 @@ def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
       whole = np.concatenate(held)
       yield whole[:size].copy()
       held = [whole[size:]]
-  rest = np.concatenate(held) if held else np.zeros((0,))
-  if len(rest):
-    yield rest
+  remaining = np.concatenate(held) if held else np.zeros((0,))
+  if len(remaining):
+    yield remaining

@@ -95,7 +95,7 @@ def sampler(
   """
   name = privacy.ftrl.sampler
   size = _size(privacy)._replace(
-    num_examples=num_examples, num_steps=num_steps, slots=capacity, unit=unit
+    num_examples=num_examples, num_steps=num_steps, padded_batch_size=capacity, unit=unit
   )
   if names.is_path(name):
     return user_code.sampler(name, "privacy.ftrl.sampler", size)
@@ -114,19 +114,19 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   2
   """
   apart = separation(privacy)
-  made = privacy.ftrl.strategy.make(num_steps, apart)
+  noise = privacy.ftrl.strategy.make(num_steps, apart)
   # with all members of a group in its step nothing is amplified, and any noise can be
   # accounted
   amplified = _kind(privacy).prob_in_turn(_size(privacy)) < 1
-  if amplified and (made.bands is None or made.bands > apart):
+  if amplified and (noise.bands is None or noise.bands > apart):
     raise UserError(
       f"must have at most {apart} bands, the steps between two of an example, "
       f"for privacy.ftrl.sampler={privacy.ftrl.sampler!r}, which amplifies no other "
-      f"noise; it has {made.bands or 'no end of them'}",
+      f"noise; it has {noise.bands or 'no end of them'}",
       field="privacy.ftrl.strategy",
       value=fields.name_of(privacy.ftrl, "strategy"),
     )
-  return made
+  return noise
 
 
 def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:

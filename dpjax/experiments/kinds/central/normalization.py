@@ -24,7 +24,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
   Whitened,
 )
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import Plan
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -88,15 +88,15 @@ def mechanism(
     asked = config.privacy.neighboring_relation
     name = type(sampler).__name__
     relation = sampler.proof.checked_relation(asked, name)
-  given = {"normalize_by": float(num_examples), "neighboring_relation": relation}
+  numbers = {"normalize_by": float(num_examples), "neighboring_relation": relation}
   try:
     made_by = getattr(mechanisms, _MECHANISMS[type(chosen)])
-    return made_by(**given, **dataclasses.asdict(chosen))
+    return made_by(**numbers, **dataclasses.asdict(chosen))
   except UserError as error:
     raise error.within("privacy.normalization") from error
 
 
-def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | None:
+def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | None:
   """Returns the statistics of the training data; empty records are left out.
 
   Raises UserError for tokens, which have no channels.
@@ -104,11 +104,11 @@ def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | Non
   if plan.statistics is None:
     return None
   known = {
-    name: getattr(mechanisms, _MECHANISMS[one])
-    for name, one in NORMALIZATIONS.items()
-    if one in _MECHANISMS
+    name: getattr(mechanisms, _MECHANISMS[kind])
+    for name, kind in NORMALIZATIONS.items()
+    if kind in _MECHANISMS
   }
-  chosen = next(name for name, one in known.items() if isinstance(plan.statistics, one))
+  chosen = next(name for name, kind in known.items() if isinstance(plan.statistics, kind))
   if train.x.dtype == np.int32:
     raise UserError(
       "needs inputs of numbers, data.name holds tokens",
@@ -117,10 +117,10 @@ def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | Non
     )
   there = train if train.present is None else train.subset(train.present)
   try:
-    found = plan.statistics(random.noise, there.x)
+    statistics = plan.statistics(random.noise, there.x)
   except UserError as error:
     raise UserError(str(error), field="privacy.normalization", value=chosen) from error
-  return jax.tree.map(np.asarray, found)
+  return jax.tree.map(np.asarray, statistics)
 
 
 def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:

@@ -27,9 +27,9 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build, normalization, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import promise, provenance, saved
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms import finite, least_squares
 from dpjax.plan import Plan
 from dpjax.types import Params
@@ -57,7 +57,7 @@ class WholeData(sampling.UnamplifiedSampler):
   [0, 1, 2]
   """
 
-  law: ClassVar[str] = "none"
+  scheme: ClassVar[str] = "none"
 
   capacity: int
 
@@ -65,7 +65,7 @@ class WholeData(sampling.UnamplifiedSampler):
     validate.integer_at_least(1, capacity=self.capacity)
 
   @property
-  def slots(self) -> int:
+  def padded_batch_size(self) -> int:
     return self.capacity
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
@@ -80,16 +80,16 @@ class WholeData(sampling.UnamplifiedSampler):
 
 def check(config: TrainConfig) -> None:
   """Raises UserError for errors that can be found without data."""
-  told = f"with privacy.method={LEAST_SQUARES!r}"
+  reason = f"with privacy.method={LEAST_SQUARES!r}"
   if config.audit.enabled:
     raise UserError(
-      f"must be False {told}: canaries are gradients of steps, and there are none; "
+      f"must be False {reason}: canaries are gradients of steps, and there are none; "
       "launch.audit plays a game against the release itself",
       field="audit.enabled",
       value=True,
     )
   if config.privacy.noise_multiplier == 0:
-    raise UserError(f"must be > 0 {told}", field="privacy.noise_multiplier", value=0)
+    raise UserError(f"must be > 0 {reason}", field="privacy.noise_multiplier", value=0)
 
 
 def unread(config: TrainConfig) -> Unused:
@@ -151,27 +151,27 @@ def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.L
 
 @bounds.names_fields
 def started(
-  config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: Streams
-) -> Work:
-  """Returns the work of a run on (train, test), as `build.load_data` returns them."""
+  config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: RunKeys
+) -> Phase:
+  """Returns the phase of a run on (train, test), as `build.load_data` returns them."""
   train, test = loaded
   _, model, params = build.start(config, train, random)
   plan = privacy.make_plan(config, privacy.public_size(config, train))
-  return work(
+  return phase(
     config, random, plan, train=train, test=test, apply=model.apply, params=params
   )
 
 
-def work(
+def phase(
   config: TrainConfig,
-  random: Streams,
+  random: RunKeys,
   plan: Plan,
   *,
   train: data.Dataset,
   test: data.Dataset,
   apply: Callable[[Params, Any], Any],
   params: Params,
-) -> Work:
+) -> Phase:
   """Returns the release as a training of one step.
 
   Args:
@@ -208,7 +208,7 @@ def work(
   def scores(state: Any) -> dict[str, float]:
     return metrics.evaluate(apply, state["params"], test)
 
-  return Work(
+  return Phase(
     num_steps=1,
     init=lambda: {"params": jax.tree.map(jnp.zeros_like, params), "step": jnp.int32(0)},
     step=step,
@@ -226,7 +226,7 @@ def work(
   )
 
 
-def _directions(config: TrainConfig, width: int, random: Streams) -> np.ndarray | None:
+def _directions(config: TrainConfig, width: int, random: RunKeys) -> np.ndarray | None:
   """Returns orthonormal columns [width, directions], drawn by the public key of the first
   parameters."""
   count = config.privacy.least_squares.directions
@@ -251,19 +251,21 @@ def promised(
     assert count == 1
     words.append(textwrap.fill(text, 92, break_on_hyphens=False))
   return promise.noted(
-    promise.of_plan(plan, plan.sampler.slots - 1, budget=config.privacy.epsilon_budget),
+    promise.of_plan(
+      plan, plan.sampler.padded_batch_size - 1, budget=config.privacy.epsilon_budget
+    ),
     "\n\n".join(text for text in words if text),
   )
 
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:
   """Raises UserError for anything but classes, numbers and one linear layer."""
-  told = f"privacy.method={LEAST_SQUARES!r}"
-  data.needs_classes(train, told)
+  reason = f"privacy.method={LEAST_SQUARES!r}"
+  data.needs_classes(train, reason)
   if train.x.dtype == np.int32:
-    raise UserError(f"{told}: needs inputs of numbers, data.name holds tokens")
+    raise UserError(f"{reason}: needs inputs of numbers, data.name holds tokens")
   if train.num_classes < 2:
-    raise UserError(f"{told}: needs two classes or more")
+    raise UserError(f"{reason}: needs two classes or more")
   shapes = jax.tree.map(jnp.shape, params)
   width = math.prod(train.x.shape[1:])
   count = config.privacy.least_squares.directions
@@ -276,7 +278,7 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
   wanted = {"kernel": (width, train.num_classes), "bias": (train.num_classes,)}
   if shapes != {"params": {saved.HEAD: wanted}}:
     raise UserError(
-      f"must be linear with {told}, such as 'linear' or 'scatter_linear'; put other layers into "
+      f"must be linear with {reason}, such as 'linear' or 'scatter_linear'; put other layers into "
       "the features",
       field="model.name",
       value=config.model.name,
@@ -287,7 +289,7 @@ def _planned(
   config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
 ) -> dict[str, Any]:
   """Returns facts that are known before the release."""
-  found: dict[str, Any] = {
+  facts: dict[str, Any] = {
     "task": "classification",
     "dataset": config.data.name,
     "model": config.model.name,
@@ -301,8 +303,8 @@ def _planned(
     "directions": config.privacy.least_squares.directions,
   }
   if config.resident is not None:
-    found["resident"] = config.resident
+    facts["resident"] = config.resident
   if plan.statistics is not None:
-    found["normalization"] = fields.name_of(config.privacy, "normalization")
-    found["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
-  return found
+    facts["normalization"] = fields.name_of(config.privacy, "normalization")
+    facts["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
+  return facts

@@ -178,15 +178,15 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
     )
   if privacy.method == "dp_ftrl":
     return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
-  made = _sampler(config, num_examples=num_examples, capacity=capacity)
-  if privacy.noise_levels and privacy.method != "sgd" and not made.steps_alike:
+  chosen = _sampler(config, num_examples=num_examples, capacity=capacity)
+  if privacy.noise_levels and privacy.method != "sgd" and not chosen.steps_alike:
     raise UserError(
       f"must be empty for privacy.sampler={privacy.sampler!r}, which pays several "
       "steps at the first of them",
       field="privacy.noise_levels",
       value=privacy.noise_levels,
     )
-  return made
+  return chosen
 
 
 def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampling.Sampler:
@@ -196,7 +196,7 @@ def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampli
     sampling_prob=privacy.sampling_prob,
     num_examples=num_examples,
     num_steps=config.num_steps,
-    slots=capacity,
+    padded_batch_size=capacity,
     capacity=privacy.capacity,
     neighboring_relation=relation,
     may_leave=config.audit.num_canaries if config.audit.enabled else 0,
@@ -268,9 +268,11 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
     statistics=statistics,
   )
   plan = _with_capacity(plan, privacy, num_examples)
-  if plan.slices > plan.sampler.slots:
+  if plan.slices > plan.sampler.padded_batch_size:
     raise UserError(
-      f"must be <= {plan.sampler.slots} slots of a batch", field="slices", value=plan.slices
+      f"must be <= {plan.sampler.padded_batch_size} slots of a batch",
+      field="slices",
+      value=plan.slices,
     )
   return plan
 

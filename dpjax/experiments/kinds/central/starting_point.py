@@ -47,14 +47,14 @@ class Trained(NamedTuple):
 def check(config: TrainConfig) -> None:
   """Raises UserError for errors that can be found without data."""
   _check_file(config)
-  own = config.trainable
-  if isinstance(own, LowRank):
-    validate.integer_at_least(1, **{"trainable.rank": own.rank})
-    validate.positive(**{"trainable.alpha": own.alpha})
-  if isinstance(own, HeadFirst):
-    _check_first_steps(config, own)
+  trainable = config.trainable
+  if isinstance(trainable, LowRank):
+    validate.integer_at_least(1, **{"trainable.rank": trainable.rank})
+    validate.positive(**{"trainable.alpha": trainable.alpha})
+  if isinstance(trainable, HeadFirst):
+    _check_first_steps(config, trainable)
   audited = config.audit.enabled and config.audit.kind == "gradient"
-  if audited and not isinstance(own, AllWeights):
+  if audited and not isinstance(trainable, AllWeights):
     name = fields.name_of(config, "trainable")
     raise UserError(
       f"must be another where trainable={name!r}, which trains some weights "
@@ -62,7 +62,7 @@ def check(config: TrainConfig) -> None:
       field="audit.kind",
       value="gradient",
     )
-  if config.mesh is not None and not isinstance(own, AllWeights):
+  if config.mesh is not None and not isinstance(trainable, AllWeights):
     raise UserError(
       f"must be none where trainable={fields.name_of(config, 'trainable')!r}, "
       "whose frozen weights nobody has laid out over devices",
@@ -71,14 +71,14 @@ def check(config: TrainConfig) -> None:
     )
 
 
-def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
-  validate.integer_at_least(1, **{"trainable.steps": own.steps})
-  if own.steps >= config.num_steps:
+def _check_first_steps(config: TrainConfig, trainable: HeadFirst) -> None:
+  validate.integer_at_least(1, **{"trainable.steps": trainable.steps})
+  if trainable.steps >= config.num_steps:
     raise UserError(
       f"must be < num_steps={config.num_steps}; with trainable='head' the last "
       "layer alone is trained in all of them",
       field="trainable.steps",
-      value=own.steps,
+      value=trainable.steps,
     )
 
 
@@ -119,16 +119,20 @@ def trained(
     params: parameters of the whole model.
     key: key of the initial parameters. It depends on the seed alone, so it is public.
   """
-  own = config.trainable
-  if not isinstance(own, LowRank):
+  trainable = config.trainable
+  if not isinstance(trainable, LowRank):
     return _without_adapters(config, task, model, params)
   key = jax.random.fold_in(key, _ADAPTERS)
   try:
-    adapted = training.lora(params, own.pattern, rank=own.rank, alpha=own.alpha, key=key)
+    adapted = training.lora(
+      params, trainable.pattern, rank=trainable.rank, alpha=trainable.alpha, key=key
+    )
   except UserError as error:
     if error.field in ("pattern", "rank"):
       raise error.within("trainable") from error
-    raise UserError(str(error), field="trainable.pattern", value=own.pattern) from error
+    raise UserError(
+      str(error), field="trainable.pattern", value=trainable.pattern
+    ) from error
   loss = lambda _: adapted.apply(task.loss(model.apply))
   apply = lambda adapters, x: model.apply(adapted.merge(adapters), x)
   return Trained(adapted.trainable, loss, apply, adapted.merge)
@@ -174,9 +178,9 @@ def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) 
 
 def facts(config: TrainConfig) -> dict[str, Any]:
   """Returns its facts for result.json."""
-  own = config.trainable
-  if isinstance(own, LowRank):
-    return {"trainable": f"lora, rank {own.rank}, {own.pattern}"}
-  if isinstance(own, HeadFirst):
-    return {"trainable": f"head first, {own.steps} steps"}
-  return {} if isinstance(own, AllWeights) else {"trainable": "head"}
+  trainable = config.trainable
+  if isinstance(trainable, LowRank):
+    return {"trainable": f"lora, rank {trainable.rank}, {trainable.pattern}"}
+  if isinstance(trainable, HeadFirst):
+    return {"trainable": f"head first, {trainable.steps} steps"}
+  return {} if isinstance(trainable, AllWeights) else {"trainable": "head"}

@@ -88,9 +88,9 @@ def of_people(dataset: data.Dataset) -> bool:
 
 def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
   """Raises UserError unless the guarantee names the unit that one row of the data is."""
-  people = of_people(dataset)
-  if people != (plan.sampler.unit == "user"):
-    must, what = ("be", "all") if people else ("not be", "not all")
+  are_users = of_people(dataset)
+  if are_users != (plan.sampler.unit == "user"):
+    must, what = ("be", "all") if are_users else ("not be", "not all")
     raise UserError(
       f"must {must} 'users' for data.name={config.data.name!r}, an example of "
       f"which is {what} that one person wrote",
@@ -111,7 +111,7 @@ def keyed_loss(make: Callable[..., LossFn]) -> Callable[..., LossFn]:
       key = example.key
       if key is None:
         return make(apply)(params, example)
-      return make(lambda own, x: apply(own, x, key=key))(params, example)
+      return make(lambda trained, x: apply(trained, x, key=key))(params, example)
 
     return loss
 

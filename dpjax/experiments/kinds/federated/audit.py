@@ -334,7 +334,7 @@ def facts(
   # With both noises, the result states the epsilon of the sum of what ran.
   of_messages = config.privacy.method == "both" and target.sees == MESSAGES
   claimed = target.claim.epsilon() if of_messages else epsilon
-  found = audits.facts(
+  facts_of_audit = audits.facts(
     config.audit,
     scores,
     score=config.audit.score,
@@ -346,9 +346,9 @@ def facts(
     note=JOINED_NOTE if inserting(config).keywords["join"] else NOTE,
   )
   final = config.audit.score == "final"
-  found["audit"] |= {
+  facts_of_audit["audit"] |= {
     "adversary_sees": _SEES_MODEL if final else target.sees,
     "epsilon_claimed": claimed,
     "neighboring_relation": target.claim.relation,
   }
-  return found
+  return facts_of_audit

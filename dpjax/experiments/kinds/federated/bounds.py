@@ -49,24 +49,24 @@ def federation(config: FedConfig) -> None:
 
 
 def _partition(config: FedConfig) -> None:
-  room = config.partition
-  validate.integer_at_least(1, **named("partition", room, "min_chars", "max_examples"))
-  shape = getattr(room, "shape", None)
+  partition = config.partition
+  validate.integer_at_least(1, **named("partition", partition, "min_chars", "max_examples"))
+  shape = getattr(partition, "shape", None)
   if shape is not None and not (shape and all(side > 0 for side in shape)):
     raise UserError(
       "must be positive integers, or none", field="partition.shape", value=shape
     )
-  if getattr(room, "client_id", None) == "" and not names.is_path(config.data.name):
+  if getattr(partition, "client_id", None) == "" and not names.is_path(config.data.name):
     raise UserError(
       "must name the field that says whose each record is",
       field="partition.client_id",
       value="",
     )
   counts = ("num_clients", "shards_per_client")
-  validate.integer_in(1, rules.MOST_CLIENTS, **named("partition", room, *counts))
-  validate.integer_at_least(0, **named("partition", room, "min_size", "seed"))
-  alpha = getattr(room, "alpha", math.inf)
-  exponent = getattr(room, "exponent", 0.0)
+  validate.integer_in(1, rules.MOST_CLIENTS, **named("partition", partition, *counts))
+  validate.integer_at_least(0, **named("partition", partition, "min_size", "seed"))
+  alpha = getattr(partition, "alpha", math.inf)
+  exponent = getattr(partition, "exponent", 0.0)
   low = _LEAST_ALPHA
   high = 1 / _LEAST_ALPHA
   if not (low <= alpha <= high or alpha == math.inf):

@@ -42,11 +42,11 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import writers
-from dpjax.experiments.run.loop import Job, Work, every
+from dpjax.experiments.run.loop import Job, Phase, every
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import execution
 from dpjax.federated.described import RunNumbers
 from dpjax.federated.server_optimizers import fed_opt
@@ -67,7 +67,7 @@ class FedRun(NamedTuple):
   algorithm: federated.FederatedAlgorithm
   params: Any
   apply: Any
-  random: Streams
+  random: RunKeys
   federation: Federation
   num_clients: int  # that the mechanism depends on; see `privacy.public_size`
   work: federated.LocalWork
@@ -114,14 +114,14 @@ def _check_natural(config: FedConfig) -> None:
     wanted["data.num_classes"] = None
     # The only language model for clients.
     wanted["model.name"] = "transformer"
-  rooms = {"data": config.data, "model": config.model}
+  sections = {"data": config.data, "model": config.model}
   for path, value in wanted.items():
-    room, _, name = path.partition(".")
-    if getattr(rooms[room], name) != value:
+    section, _, name = path.partition(".")
+    if getattr(sections[section], name) != value:
       raise UserError(
         f"must be {value!r} for partition={partition!r}",
         field=path,
-        value=getattr(rooms[room], name),
+        value=getattr(sections[section], name),
       )
 
 
@@ -173,8 +173,8 @@ def _check_combination(config: FedConfig) -> None:
 
 def _check_secure_sum(config: FedConfig) -> None:
   real = not getattr(config.secure_sum, "simulated", True)
-  own = isinstance(config.algorithm, str)
-  given: dict[str, tuple[str, tuple[str, ...]]] = {
+  is_dpjax = isinstance(config.algorithm, str)
+  allowed_by_field: dict[str, tuple[str, tuple[str, ...]]] = {
     "aggregator": (
       name_of(config, "aggregator"),
       aggregators_that(lambda row: row.is_mean),
@@ -182,11 +182,13 @@ def _check_secure_sum(config: FedConfig) -> None:
     "compression": (name_of(config, "compression"), ("none",)),
     "weighting": (name_of(config, "weighting"), ("uniform", "capped")),
     "privacy.method": (config.privacy.method, privacy.SUMMED),
-    "algorithm": (name_of(config, "algorithm"), tuple(ALGORITHMS) if own else ()),
+    "algorithm": (name_of(config, "algorithm"), tuple(ALGORITHMS) if is_dpjax else ()),
     "execution": (config.execution, ("auto", "loop", "vmap") if real else ()),
   }
-  given = {field: pair for field, pair in given.items() if pair[1]}
-  secure_sums.check(config.secure_sum, config.clients_per_round, given=given)
+  allowed_by_field = {field: pair for field, pair in allowed_by_field.items() if pair[1]}
+  secure_sums.check(
+    config.secure_sum, config.clients_per_round, allowed_by_field=allowed_by_field
+  )
 
 
 def _check_client_optimizer(config: FedConfig) -> None:
@@ -223,17 +225,17 @@ def digest(config: FedConfig) -> bytes:
     fields.pop(name)
   if not config.audit.enabled:
     fields.pop("audit")
-  return streams_lib.config_digest("federated", fields)
+  return run_keys_lib.config_digest("federated", fields)
 
 
-def streams(config: FedConfig, data: bytes) -> Streams:
-  """Returns streams of the seed, of all that `digest` covers, and of the data with their
+def run_keys(config: FedConfig, data: bytes) -> RunKeys:
+  """Returns keys of the seed, of all that `digest` covers, and of the data with their
   owners.
 
   Args:
     data: `dpjax.data.digest` of the federation, before canaries.
   """
-  return streams_lib.derived(config.seed, digest(config), data)
+  return run_keys_lib.derived(config.seed, digest(config), data)
 
 
 def _is_summed(config: FedConfig) -> bool:
@@ -356,12 +358,14 @@ def _algorithm(
   config: FedConfig,
   loss_fn: Any,
   plan: Plan,
-  random: Streams,
+  random: RunKeys,
   num_clients: int,
   audited: audit.Audited | None,
   mechanism: secure.SkellamSum | None,
-  around: Callable[[Wrapping], Wrapping] = lambda own: own,
-  before: Callable[[federated.Aggregator], federated.Aggregator] = lambda own: own,
+  around: Callable[[Wrapping], Wrapping] = lambda wrapping: wrapping,
+  before: Callable[[federated.Aggregator], federated.Aggregator] = lambda aggregator: (
+    aggregator
+  ),
 ) -> federated.FederatedAlgorithm:
   """Returns the algorithm of a run, or its form under attack.
 
@@ -409,20 +413,22 @@ def _algorithm(
     options |= around(_wrapping(config, audited=audited))
   offered = {"client_tx": client_tx, "server_tx": server_tx}
   txs = [offered[name] for name in described.optimizers]
-  made = config.algorithm.make(loss_fn, *txs, **common, **options)
-  made = secure.forgiving(made, refused=writers.warn) if _is_summed(config) else made
-  return audit.seeing(config, audited, made)
+  algorithm = config.algorithm.make(loss_fn, *txs, **common, **options)
+  algorithm = (
+    secure.forgiving(algorithm, refused=writers.warn) if _is_summed(config) else algorithm
+  )
+  return audit.seeing(config, audited, algorithm)
 
 
 @bounds.names_fields
 def assemble(
-  config: FedConfig, data: tuple[Any, Any] | None = None, random: Streams | None = None
+  config: FedConfig, data: tuple[Any, Any] | None = None, random: RunKeys | None = None
 ) -> FedRun:
   """Builds every object of a federated run, deterministically from its arguments.
 
   Args:
     data: what `load_data` returns; None to load what the config names.
-    random: None for the streams of config and data.
+    random: None for the keys of config and data.
   """
   check(config)
   config = audit.resolved(config)
@@ -431,7 +437,7 @@ def assemble(
   num_clients = privacy.public_size(config, federation)
   # cohorts check the capacity for this number, also where the config declares it
   federation = dataclasses.replace(federation, nominal_users=num_clients)
-  random = streams(config, data_lib.digest(federation)) if random is None else random
+  random = run_keys(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
   task, model, params = start(config, federation, random)
   params, apply = audit.beside(config, params, model.apply)
@@ -464,7 +470,7 @@ def assemble(
   )
 
 
-def start(config: FedConfig, federation: Federation, random: Streams) -> Any:
+def start(config: FedConfig, federation: Federation, random: RunKeys) -> Any:
   """Returns (the task, the model, the parameters that clients get in the first round)."""
   task, model, params = build_central.start(
     loading.central(config), federation.dataset, random
@@ -488,12 +494,12 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
   """
   check(config)
   config = audit.resolved(config)
-  work = lambda *parts: _work(config, assemble(config, *parts))
-  parts = (load_data, with_features, data, work)
+  phase = lambda *parts: _phase(config, assemble(config, *parts))
+  parts = (load_data, with_features, data, phase)
   return build_central.job_on_data(config, digest(config), *parts)
 
 
-def _work(config: FedConfig, fed: FedRun) -> Work:
+def _phase(config: FedConfig, fed: FedRun) -> Phase:
   target = config.stop_at_accuracy
   if target is not None:
     data_lib.needs_classes(fed.federation, f"stop_at_accuracy={target}")
@@ -517,7 +523,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
         return reached.program._replace(num_parameters=size)
     raise UserError("has no client in any of its cohorts", field="privacy.sampler")
 
-  return Work(
+  return Phase(
     num_steps=total,
     init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
     step=fed.algorithm.round,

@@ -37,17 +37,17 @@ def _roles(data: DataConfig, min_chars: int | None) -> Any:
 def _by_field(data: DataConfig, client_id: str, max_examples: int | None) -> Any:
   """Clients by the values of a field, client_id, of prepared data, of an .npz or of a table; or
   those of a function of yours, data.name=package.module:name."""
-  own = {"client_id": client_id, "max_examples": max_examples}
+  options = {"client_id": client_id, "max_examples": max_examples}
   return natural.natural_federation(
-    data.name, **_read(data), **own, declaration=data.declaration
+    data.name, **_read(data), **options, declaration=data.declaration
   )
 
 
 def _leaf(data: DataConfig, shape: tuple[int, ...] | None, max_examples: int | None) -> Any:
   """The users of a folder that LEAF wrote, data.name: FEMNIST, Sent140, Shakespeare; shape of
   one example, where LEAF holds it as a row."""
-  own: dict[str, Any] = {"shape": shape, "max_examples": max_examples}
-  return leaf.leaf_federation(data.name, **_read(data), **own)
+  options: dict[str, Any] = {"shape": shape, "max_examples": max_examples}
+  return leaf.leaf_federation(data.name, **_read(data), **options)
 
 
 def _tff(data: DataConfig, max_examples: int | None) -> Any:

@@ -144,33 +144,39 @@ def seed_of(key: jax.Array) -> int:
   return int.from_bytes(np.asarray(jax.random.key_data(key)).tobytes(), "little")
 
 
-def promise(config: FedConfig, found: secure.SkellamSum, num_clients: int) -> Promise:
+def promise(
+  config: FedConfig, noise_in_shares: secure.SkellamSum, num_clients: int
+) -> Promise:
   """Returns the guarantee for one client of `num_clients`, under zero-out."""
   delta = config.privacy.delta
   asked: dict[str, Any] = {"neighboring_relation": _RELATION, "delta": delta}
 
   def curve(rounds: int) -> float:
     return accounting.epsilon(
-      accounting.composed(found.event, rounds), accountant="rdp", **asked
+      accounting.composed(noise_in_shares.event, rounds), accountant="rdp", **asked
     )
 
   def statement(rounds: int) -> str:
     text = accounting.privacy_statement(
-      accounting.composed(found.event, rounds),
+      accounting.composed(noise_in_shares.event, rounds),
       num_examples=num_clients,
       unit="user",
       accountants=("rdp",),
       **asked,
     )
-    least = found.noise.min_survivors
-    cohort = found.max_clients
+    least = noise_in_shares.noise.min_survivors
+    cohort = noise_in_shares.max_clients
     how = _SIMULATED if config.secure_sum.simulated else _PROTOCOL
-    told = [
+    paragraphs = [
       how,
       _WHOM.format(least=least, cohort=cohort),
       _RELEASE if config.release else "",
     ]
-    filled = (textwrap.fill(one, width=92, break_on_hyphens=False) for one in told if one)
+    filled = (
+      textwrap.fill(paragraph, width=92, break_on_hyphens=False)
+      for paragraph in paragraphs
+      if paragraph
+    )
     return "\n\n".join([*filled, text])
 
   return Promise(
@@ -180,14 +186,14 @@ def promise(config: FedConfig, found: secure.SkellamSum, num_clients: int) -> Pr
     unit="user",
     accountant="rdp",
     # Without amplification: the server, from which data are hidden, knows who takes part.
-    step_event=lambda step: found.event,
+    step_event=lambda step: noise_in_shares.event,
     remaining_event=lambda start: accounting.composed(
-      found.event, config.num_rounds - start
+      noise_in_shares.event, config.num_rounds - start
     ),
     curve=curve,
     statement=statement,
     accounted_delta=delta,
-    l2_bound=found.l2_clip_norm,
+    l2_bound=noise_in_shares.l2_clip_norm,
     num_records=num_clients,
     budget=config.privacy.epsilon_budget,
   )

@@ -50,26 +50,26 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   """Returns facts about the noise. `noise_multiplier` belongs to the stated epsilon;
   clients' own noise stands beside it."""
   if fed.mechanism is not None:
-    found = fed.mechanism
+    mechanism = fed.mechanism
     return {
-      "noise_multiplier": found.noise_multiplier,
-      "min_survivors": found.noise.min_survivors,
-      "grid_scale": found.scale,
-      "wrap_probability": found.wrap_probability,
+      "noise_multiplier": mechanism.noise_multiplier,
+      "min_survivors": mechanism.noise.min_survivors,
+      "grid_scale": mechanism.scale,
+      "wrap_probability": mechanism.wrap_probability,
     }
   local = privacy.local_noise(config)
   if local is None:
     return {"noise_multiplier": fed.plan.noise_multiplier}
   # The noise of the stated epsilon.
-  charged = local if config.privacy.method == "local" else fed.plan.noise_multiplier
-  return {"noise_multiplier": charged, "local_noise_multiplier": local}
+  multiplier = local if config.privacy.method == "local" else fed.plan.noise_multiplier
+  return {"noise_multiplier": multiplier, "local_noise_multiplier": local}
 
 
 def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
   """Returns facts of result.json that only federated runs have, known before round one."""
   names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_", "distributed": "ddp_"}
   method = names.get(config.privacy.method, "ldp_")
-  found: dict[str, Any] = {
+  facts: dict[str, Any] = {
     "task": fed.task.name,
     "dataset": config.data.name,
     "model": config.model.name,
@@ -86,18 +86,18 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
   }
   behind = features.trained_on(config.model.name, config.data.name)
   if behind:
-    found[saved.PRETRAINED_ON] = list(behind)
+    facts[saved.PRETRAINED_ON] = list(behind)
   if fed.mechanism is not None:
     # Messages are clipped by their norm instead.
-    found["secure_sum"].pop("largest_value")
-  return found
+    facts["secure_sum"].pop("largest_value")
+  return facts
 
 
 def of(
   config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
 ) -> dict[str, Any]:
   """Returns the facts of `planned`, and those known only from the data or at the end."""
-  found: dict[str, Any] = {"rounds_to_accuracy": rounds_to(rows, config.targets)}
+  facts: dict[str, Any] = {"rounds_to_accuracy": rounds_to(rows, config.targets)}
   # An exact function of the users' labels: named as such where users are promised privacy,
   # and left out with the other diagnostics.
   public = config.privacy.method == "none"
@@ -105,11 +105,11 @@ def of(
   of_classes = fed.federation.dataset.target is None
   if of_classes and (public or (config.diagnostics and not config.release)):
     name = "heterogeneity" if public else "not_private/heterogeneity"
-    found[name] = partition.heterogeneity(fed.federation.label_histograms())
-  found |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")
+    facts[name] = partition.heterogeneity(fed.federation.label_histograms())
+  facts |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")
   if fed.audited is None:
-    return found
-  return found | audit.facts(
+    return facts
+  return facts | audit.facts(
     config,
     fed.audited,
     loss_fn=fed.task.loss(fed.apply),

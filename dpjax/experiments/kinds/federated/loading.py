@@ -75,9 +75,9 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
   users = config.partition.num_clients
   labels = train.y
   if train.target is not None:
-    law = name_of(config, "partition")
-    if law in BY_CLASS:
-      needs_classes(train, f"partition={law!r}")
+    partition = name_of(config, "partition")
+    if partition in BY_CLASS:
+      needs_classes(train, f"partition={partition!r}")
     # The other partitions read only the number of rows.
     labels = np.zeros(len(train), np.int32)
   return Federation(train, config.partition.make(labels), nominal_users=users), test

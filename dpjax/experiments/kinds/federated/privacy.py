@@ -210,7 +210,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     num_steps=config.num_rounds,
     # A neighbouring federation may hold one more client. All canaries are counted, whatever
     # their coins: a refusal would reveal the coins.
-    slots=num_clients + joining + 1,
+    padded_batch_size=num_clients + joining + 1,
     neighboring_relation=config.privacy.neighboring_relation,
     unit="user",
     may_leave=num_canaries - joining,

@@ -63,12 +63,12 @@ class SharesAmongClients:
   def protocol(self, clients_per_round: float) -> sums.SumProtocol:
     """Returns the protocol that adds the vectors."""
     least = self.min_survivors(clients_per_round)
-    made = sums.by_name(self.kind, min_survivors=least, **self.settings())
+    protocol = sums.by_name(self.kind, min_survivors=least, **self.settings())
     if not self.simulated:
-      return made
+      return protocol
     # Masks cancel in the sum, so addition in the clear gives the same integers.
-    masked = isinstance(made, (sums.SecAgg, sums.SecAggPlus))
-    return sums.Simulated(made) if masked else sums.PlainSum(min_survivors=least)
+    masked = isinstance(protocol, (sums.SecAgg, sums.SecAggPlus))
+    return sums.Simulated(protocol) if masked else sums.PlainSum(min_survivors=least)
 
   def check_cohort(self, clients_per_round: float) -> None:
     """Raises UserError for settings that would refuse every sum."""
@@ -163,21 +163,21 @@ def in_words(result: dict[str, Any]) -> str:
   >>> in_words({"secure_sum": {"protocol": "secagg", "simulated": True}})
   ', secure sum secagg (SIMULATED: added in the clear)'
   """
-  found = result.get("secure_sum")
-  if found is None:
+  sums_facts = result.get("secure_sum")
+  if sums_facts is None:
     return ""
-  how = "SIMULATED: added in the clear" if found["simulated"] else "its protocol ran"
-  return f", secure sum {found['protocol']} ({how})"
+  how = "SIMULATED: added in the clear" if sums_facts["simulated"] else "its protocol ran"
+  return f", secure sum {sums_facts['protocol']} ({how})"
 
 
 def check(
-  chosen: Any, clients: float, *, given: dict[str, tuple[str, tuple[str, ...]]]
+  chosen: Any, clients: float, *, allowed_by_field: dict[str, tuple[str, tuple[str, ...]]]
 ) -> None:
   """Raises UserError for fields that do not fit a secure sum.
 
   Args:
     clients: `clients_per_round`.
-    given: field of the config -> (its value, the values that do).
+    allowed_by_field: field of the config -> (its value, the values that do).
   """
   if isinstance(chosen, NoSecureSum):
     return
@@ -195,7 +195,7 @@ def check(
       value=False,
     )
   chosen.check_cohort(clients)
-  for field, (value, allowed) in given.items():
+  for field, (value, allowed) in allowed_by_field.items():
     if value not in allowed:
       raise UserError(
         f"must be {' or '.join(map(repr, allowed))} with a secure_sum",

@@ -78,26 +78,32 @@ def _federated_optimizers(config: FedConfig) -> Unused:
 
 def _federated_privacy(config: FedConfig) -> Unused:
   privacy = config.privacy
-  room = "privacy"
+  section = "privacy"
   method = privacy.method
   promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget", "attacker")
   reported = method != "none" or config.audit.enabled
-  simulated = f"{room}.simulated_cohort", f"{room}.simulated_clients"
+  simulated = f"{section}.simulated_cohort", f"{section}.simulated_clients"
   return (
     needs(
-      method != "none", "privacy (privacy.method)", *(f"{room}.{name}" for name in promise)
+      method != "none",
+      "privacy (privacy.method)",
+      *(f"{section}.{name}" for name in promise),
     )
-    | needs(method != "none", "privacy (privacy.method)", f"{room}.clipping")
-    | needs(reported, "privacy (privacy.method) or audit.enabled", f"{room}.delta")
+    | needs(method != "none", "privacy (privacy.method)", f"{section}.clipping")
+    | needs(reported, "privacy (privacy.method) or audit.enabled", f"{section}.delta")
     | needs(
       method in federated_privacy.CENTRAL,
       "noise of the server (privacy.method)",
-      f"{room}.accountant",
-      f"{room}.neighboring_relation",
+      f"{section}.accountant",
+      f"{section}.neighboring_relation",
     )
-    | needs(method == "both", f"{room}.method='both'", f"{room}.local_noise_multiplier")
-    | needs(method == "central", f"{room}.method='central'", *simulated)
-    | needs(method != "dp_ftrl", "another privacy.method than 'dp_ftrl'", f"{room}.sampler")
+    | needs(
+      method == "both", f"{section}.method='both'", f"{section}.local_noise_multiplier"
+    )
+    | needs(method == "central", f"{section}.method='central'", *simulated)
+    | needs(
+      method != "dp_ftrl", "another privacy.method than 'dp_ftrl'", f"{section}.sampler"
+    )
     | needs(
       method != "distributed",
       "another privacy.method than 'distributed', which clips to privacy.l2_clip_norm",

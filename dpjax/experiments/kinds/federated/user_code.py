@@ -19,15 +19,15 @@ from dpjax.validate import UserError
 def aggregator(path: str) -> federated.Aggregator:
   """Loads `make()`. It never counts as a private aggregator, whatever it states."""
   field = "aggregator"
-  made = names.call(path, field)
-  if not isinstance(made, federated.Aggregator):
-    raise wrong(field, path, "a federated.Aggregator", made)
+  built = names.call(path, field)
+  if not isinstance(built, federated.Aggregator):
+    raise wrong(field, path, "a federated.Aggregator", built)
   # Shapes of one message, known when a run begins.
   expected: list[Any] = []
 
   def init(message: ArrayTree) -> ArrayTree:
     expected[:] = [jax.tree.map(lambda leaf: tuple(leaf.shape), message)]
-    return made.init(message)
+    return built.init(message)
 
   def like_a_message(part: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any, **named: Any) -> Any:
@@ -38,25 +38,27 @@ def aggregator(path: str) -> federated.Aggregator:
 
     return checked
 
-  parts = {"init": init, "update": like_a_message(made.update), "partial": made.partial}
-  parts |= {"finish": made.finish and like_a_message(made.finish), "check": made.check}
+  parts = {"init": init, "update": like_a_message(built.update), "partial": built.partial}
+  parts |= {"finish": built.finish and like_a_message(built.finish), "check": built.check}
   guarded = {n: part and names.guarded(path, field, part) for n, part in parts.items()}
   # A user's statement is not a proof.
-  return made._replace(private=False, plan=None, **guarded)
+  return built._replace(private=False, plan=None, **guarded)
 
 
-def _client(made: federated.ClientAlgorithm, path: str) -> federated.ClientAlgorithm:
+def _client(
+  users_client: federated.ClientAlgorithm, path: str
+) -> federated.ClientAlgorithm:
   """Wraps a user's client: checks that `step` can be repeated and what `finish` returns."""
 
   def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
-    after = made.step(received, local, *batch)
+    after = users_client.step(received, local, *batch)
     # Steps run in a compiled loop, whose state must keep its shapes.
     if shapes(after) != shapes(local):
       raise wrong("algorithm", path, "of a step a state like the last", after)
     return after
 
   def finish(received: client.Received, local: ArrayTree) -> Any:
-    sent, memory, info = made.finish(received, local)
+    sent, memory, info = users_client.finish(received, local)
     message = sent.message if isinstance(sent, client.Sent) else None
     delta = message.get("delta") if isinstance(message, dict) else None
     if delta is None or shapes(delta) != shapes(received.params):
@@ -66,27 +68,29 @@ def _client(made: federated.ClientAlgorithm, path: str) -> federated.ClientAlgor
       raise wrong("algorithm", path, "a ClientInfo", info)
     return sent, memory, info
 
-  parts = made._replace(step=step, finish=finish)
-  return made._make(names.guarded(path, "algorithm", part) for part in parts)
+  parts = users_client._replace(step=step, finish=finish)
+  return users_client._make(names.guarded(path, "algorithm", part) for part in parts)
 
 
-def _whole(made: federated.FederatedAlgorithm, path: str) -> federated.FederatedAlgorithm:
+def _whole(
+  users_algorithm: federated.FederatedAlgorithm, path: str
+) -> federated.FederatedAlgorithm:
   """Checks a whole algorithm: its states hold parameters, and its rounds report their work."""
 
   def init(params: Params, num_clients: int = 0) -> ArrayTree:
-    state = made.init(params, num_clients)
+    state = users_algorithm.init(params, num_clients)
     if shapes(federated.params_of(state)) != shapes(params):
       raise wrong("algorithm", path, "states with the parameters it was given", state)
     return state
 
   def one_round(state: ArrayTree, cohort: federated.Cohort) -> Any:
-    after, info = made.round(state, cohort)
+    after, info = users_algorithm.round(state, cohort)
     if not isinstance(info, federated.RoundInfo):
       raise wrong("algorithm", path, "(state, RoundInfo) of a round", info)
     return after, info
 
-  parts = made._replace(init=init, round=one_round)
-  return made._make(names.guarded(path, "algorithm", part) for part in parts)
+  parts = users_algorithm._replace(init=init, round=one_round)
+  return users_algorithm._make(names.guarded(path, "algorithm", part) for part in parts)
 
 
 def algorithm(
@@ -110,11 +114,11 @@ def algorithm(
     UserError: neither is returned, or a whole algorithm in a private run.
   """
   offered = {"server_tx": server_tx, "weighting": weighting, **common}
-  made = names.call(path, "algorithm", loss_fn, client_tx, **offered)
-  if isinstance(made, federated.ClientAlgorithm):
-    return federated.federated(_client(made, path), optimizing_server(server_tx), **common)
-  if not isinstance(made, federated.FederatedAlgorithm):
-    raise wrong("algorithm", path, "a ClientAlgorithm or FederatedAlgorithm", made)
+  built = names.call(path, "algorithm", loss_fn, client_tx, **offered)
+  if isinstance(built, federated.ClientAlgorithm):
+    return federated.federated(_client(built, path), optimizing_server(server_tx), **common)
+  if not isinstance(built, federated.FederatedAlgorithm):
+    raise wrong("algorithm", path, "a ClientAlgorithm or FederatedAlgorithm", built)
   if private:
     raise UserError(
       "returns a FederatedAlgorithm, of which nobody knows that its rounds "
@@ -123,4 +127,4 @@ def algorithm(
       field="algorithm",
       value=path,
     )
-  return _whole(made, path)
+  return _whole(built, path)

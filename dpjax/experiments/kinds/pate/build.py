@@ -1,6 +1,6 @@
 """Builds the job of one run of PATE from a `PateConfig`.
 
-Two works in a row: the votes of all teachers, some teachers a step, and then the queries, one a
+Two phases in a row: the votes of all teachers, some teachers a step, and then the queries, one a
 step. Only the second publishes anything. Votes lie in checkpoints alone, which are secret.
 """
 
@@ -23,11 +23,20 @@ from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig, check
 from dpjax.experiments.run import pieces, sizes
-from dpjax.experiments.run import streams as streams_lib
-from dpjax.experiments.run.loop import Ended, Fit, Job, Play, Scores, Work, every, single
+from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.loop import (
+  Job,
+  Phase,
+  RunOutcome,
+  Schedule,
+  Scores,
+  TrainPhase,
+  every,
+  single,
+)
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.teacher_votes import UNANSWERED
 from dpjax.training import pate
 from dpjax.validate import UserError
@@ -50,7 +59,7 @@ def digest(config: PateConfig) -> bytes:
   fields = to_dict(config)
   # The same data may have another location on another machine.
   fields.pop("data_dir")
-  return streams_lib.config_digest("pate", fields)
+  return run_keys_lib.config_digest("pate", fields)
 
 
 def load_data(config: PateConfig) -> tuple[Any, Any]:
@@ -68,7 +77,7 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   check(config)
   read = functools.cache(lambda: _sides(config, loaded or load_data(config)))
 
-  def start(random: Streams) -> Play:
+  def start(random: RunKeys) -> Schedule:
     sides = read()
     num_records = sizes.told(
       len(sides.private),
@@ -78,7 +87,7 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     guarantee = vote_costs.promised(config, num_records)
     # Here, so that a run that may not begin claims no folder.
     guarantee.check_budget(Ledger())
-    return functools.partial(_play, config, sides, random, guarantee)
+    return functools.partial(_schedule, config, sides, random, guarantee)
 
   return Job(
     config=config,
@@ -102,14 +111,20 @@ def _sides(config: PateConfig, loaded: tuple[Any, Any]) -> _Sides:
   return sides
 
 
-def _play(
-  config: PateConfig, sides: _Sides, random: Streams, guarantee: Promise, fit: Fit
-) -> Ended:
-  # Both works read them, and a resumed run may need only the second.
+def _schedule(
+  config: PateConfig,
+  sides: _Sides,
+  random: RunKeys,
+  guarantee: Promise,
+  train_phase: TrainPhase,
+) -> RunOutcome:
+  # Both phases read them, and a resumed run may need only the second.
   public = functools.cache(lambda: _features(config, sides.public))
-  counts = np.asarray(fit(_votes_work(config, sides, public)).state["counts"])
+  counts = np.asarray(train_phase(_votes_phase(config, sides, public)).state["counts"])
   student = _Student(config, sides, public)
-  return single(_queries_work(config, sides, counts, random, guarantee, student))(fit)
+  return single(_queries_phase(config, sides, counts, random, guarantee, student))(
+    train_phase
+  )
 
 
 def _features(config: PateConfig, dataset: Any) -> np.ndarray:
@@ -125,9 +140,9 @@ def _features(config: PateConfig, dataset: Any) -> np.ndarray:
 # --- the teachers
 
 
-def _votes_work(
+def _votes_phase(
   config: PateConfig, sides: _Sides, public: Callable[[], np.ndarray]
-) -> Work:
+) -> Phase:
   num_classes = sides.private.num_classes
 
   @functools.cache
@@ -156,7 +171,7 @@ def _votes_work(
     lambda: {"counts": np.zeros(shape, np.int32)},
     fill,
     name="teachers",
-    phase="teachers",
+    subfolder="teachers",
   )
 
 
@@ -221,14 +236,14 @@ class _Student:
     }
 
 
-def _queries_work(
+def _queries_phase(
   config: PateConfig,
   sides: _Sides,
   counts: np.ndarray,
-  random: Streams,
+  random: RunKeys,
   guarantee: Promise,
   student: _Student,
-) -> Work:
+) -> Phase:
   mechanism = config.aggregate
 
   @jax.jit
@@ -246,7 +261,7 @@ def _queries_work(
 
   def describe(state: Any, facts: Any, rows: Any) -> dict[str, Any]:
     labels = np.asarray(state["labels"])
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
       "num_teachers": config.num_teachers,
       "num_queries": config.num_queries,
       "num_answers": int(np.sum(labels >= 0)),
@@ -255,14 +270,14 @@ def _queries_work(
     }
     if not config.release:
       right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
-      told["not_private/teacher_accuracy"] = float(np.mean(right) / config.num_teachers)
+      values["not_private/teacher_accuracy"] = float(np.mean(right) / config.num_teachers)
     if config.data_dependent:
-      told |= vote_costs.of_votes(config, counts, labels >= 0)
+      values |= vote_costs.of_votes(config, counts, labels >= 0)
     if config.publish_cost:
-      told |= vote_costs.published(config, counts, random.noise)
-    return told
+      values |= vote_costs.published(config, counts, random.noise)
+    return values
 
-  return Work(
+  return Phase(
     num_steps=config.num_queries,
     init=lambda: {"labels": jnp.full(config.num_queries, _NOT_ASKED, jnp.int32)},
     step=step,
@@ -272,7 +287,7 @@ def _queries_work(
     row_at=lambda query: every(config.eval_every, query, config.num_queries),
     promise=guarantee,
     name="queries",
-    phase="queries",
+    subfolder="queries",
     steps_are="queries",
     planned=lambda: {
       "task": "pate",

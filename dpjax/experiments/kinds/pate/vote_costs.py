@@ -80,7 +80,7 @@ def promised(config: PateConfig, num_records: int | None) -> Promise:
     )
 
   def statement(steps: int) -> str:
-    told = accounting.privacy_statement(
+    text = accounting.privacy_statement(
       accounting.joined(events[:steps]),
       num_examples=num_records,
       delta=config.delta,
@@ -88,7 +88,7 @@ def promised(config: PateConfig, num_records: int | None) -> Promise:
       accountants=(accountant,),
       epsilon_kind=whole.kind,
     )
-    return "\n\n".join(part for part in (_words(config), told) if part)
+    return "\n\n".join(part for part in (_words(config), text) if part)
 
   return dataclasses.replace(
     whole,
@@ -210,5 +210,5 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
 def _epsilon(orders: Sequence[float] | np.ndarray, rdp: np.ndarray, delta: float) -> float:
   """Converts divergences (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, prop. 12)."""
   orders = np.asarray(orders)
-  found = rdp + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
-  return float(max(0.0, np.nanmin(found)))
+  epsilons = rdp + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+  return float(max(0.0, np.nanmin(epsilons)))

@@ -61,8 +61,8 @@ def facts(
   local = {name: b.epsilon_lower for name, b in bounds.items() if b.target == _LOCAL}
   # Cost of one record's features before the shuffler, as the run accounted it.
   details = outcome.privacy.details
-  charged = details["epsilon_local"] - details["epsilon_labels"] if local else 0.0
-  over = [name for name, bound in local.items() if bound > charged]
+  accounted = details["epsilon_local"] - details["epsilon_labels"] if local else 0.0
+  over = [name for name, bound in local.items() if bound > accounted]
   return {
     "epsilon_audited_lower": lower,
     "audit": {
@@ -78,19 +78,19 @@ def facts(
 def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome):
   """Returns name -> (confidence -> Bound). The attacks are chosen before any result is
   known."""
-  found: dict[str, Callable[[float], Bound]] = {}
+  attacks: dict[str, Callable[[float], Bound]] = {}
   draw = outcome.privacy.details.get("draw")
   if draw in ("batch", "run"):
-    found["U2"] = lambda c: _shared_noise(config, job, outcome, c)
+    attacks["U2"] = lambda c: _shared_noise(config, job, outcome, c)
   elif outcome.noise is not None:
-    found["U1"] = lambda c: _features(config, job, outcome, c)
+    attacks["U1"] = lambda c: _features(config, job, outcome, c)
   if config.audit.canary_runs:
     # Canaries differ from their rows in what the guarantee covers, so not in a public
     # label.
     public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
     for name in ("U4",) if public else _KINDS:
-      found[name] = lambda c, name=name: _canaries(config, job, outcome, name, c)
-  return found
+      attacks[name] = lambda c, name=name: _canaries(config, job, outcome, name, c)
+  return attacks
 
 
 # --- U1 and U2: the mechanism itself
@@ -109,33 +109,33 @@ def worst_pair(
     return np.zeros(shape, np.float32), np.ones(shape, np.float32)
   weights = np.broadcast_to(noise_lib.by_feature(beta, shape), shape).reshape(-1)
   # The factor forgives rounding of the sum, which could leave the last feature out.
-  room = min(clip, weights.sum() / 2) * (1 + 1e-6)
-  used = np.cumsum(weights) <= room
-  last = np.cumsum(weights[::-1])[::-1] <= room
-  one = used.astype(np.float32)
+  limit = min(clip, weights.sum() / 2) * (1 + 1e-6)
+  used = np.cumsum(weights) <= limit
+  last = np.cumsum(weights[::-1])[::-1] <= limit
+  first = used.astype(np.float32)
   other = (last & ~used).astype(np.float32)
-  return one.reshape(shape), other.reshape(shape)
+  return first.reshape(shape), other.reshape(shape)
 
 
 def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   """Applies the method's noise to both records, many times, and thresholds the ratio."""
-  made = outcome.noise
+  noise = outcome.noise
   n = config.audit.num_trials
-  pair = made.clipped(np.stack(worst_pair(made.shape, made.beta, made.l1_clip)))
-  keys = [jax.random.fold_in(job.streams.noise, 1000 + which) for which in range(2)]
+  pair = noise.clipped(np.stack(worst_pair(noise.shape, noise.beta, noise.l1_clip)))
+  keys = [jax.random.fold_in(job.keys.noise, 1000 + which) for which in range(2)]
   outputs = [
     noise_lib.noisy_records(
       key,
       np.arange(n),
-      np.broadcast_to(x, (n, *made.shape)),
-      made.scales,
-      mechanism=made.mechanism,
-      shared_channels=made.shared_channels,
-      grid=made.grid,
+      np.broadcast_to(x, (n, *noise.shape)),
+      noise.scales,
+      mechanism=noise.mechanism,
+      shared_channels=noise.shared_channels,
+      grid=noise.grid,
     )
     for key, x in zip(keys, pair)
   ]
-  ratio = _log_ratio(pair, noise_lib.by_feature(made.scales, made.shape), made.mechanism)
+  ratio = _log_ratio(pair, noise_lib.by_feature(noise.scales, noise.shape), noise.mechanism)
   scores = auditing.Scores(inside=ratio(outputs[1]), outside=ratio(outputs[0]))
   delta = outcome.privacy.delta or 0.0
   lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
@@ -145,15 +145,15 @@ def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
 
 
 def _log_ratio(pair: Any, scales: np.ndarray, mechanism: str) -> Callable:
-  zero, one = (np.asarray(x, np.float64)[None] for x in pair)
+  first, second = (np.asarray(x, np.float64)[None] for x in pair)
   scales = np.asarray(scales, np.float64)[None]
 
   def ratio(z: np.ndarray) -> np.ndarray:
     z = np.asarray(z, np.float64)
     if mechanism == "laplace":
-      terms = (np.abs(z - zero) - np.abs(z - one)) / scales
+      terms = (np.abs(z - first) - np.abs(z - second)) / scales
     else:
-      terms = (one - zero) * (z - (zero + one) / 2) / scales**2
+      terms = (second - first) * (z - (first + second) / 2) / scales**2
     return np.round(terms.reshape(len(z), -1).sum(axis=1), _DIGITS)
 
   return ratio
@@ -195,15 +195,15 @@ def shared_noise_scores(
 
 
 def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
-  made = outcome.noise
+  noise = outcome.noise
   scores = shared_noise_scores(
-    job.streams.noise,
-    made.scales,
-    made.shape,
+    job.keys.noise,
+    noise.scales,
+    noise.shape,
     config.audit.num_trials,
-    clip_after=made.clip_after,
-    mechanism=made.mechanism,
-    shared_channels=made.shared_channels,
+    clip_after=noise.clip_after,
+    mechanism=noise.mechanism,
+    shared_channels=noise.shared_channels,
   )
   delta = outcome.privacy.delta or 0.0
   lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
@@ -220,8 +220,8 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   A claim is taken under replace_one, as its theorems 2 and 4 have it; a proof under its own
   relation.
   """
-  found = outcome.privacy
-  relation = found.neighboring_relation if found.kind == "proved" else "replace_one"
+  privacy = outcome.privacy
+  relation = privacy.neighboring_relation if privacy.kind == "proved" else "replace_one"
   features_only = relation == rigorous.FEATURES_ONLY
   if features_only:
     relation = rigorous.RELATION
@@ -236,10 +236,10 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   # New noise, not that of the released run: with equal noise two models would differ by
   # their data alone.
   purpose = 2000 + sorted(_KINDS).index(name)
-  key = jax.random.fold_in(job.streams.noise, purpose)
-  streams = job.streams._replace(noise=key, secret=job.streams.secret + purpose)
+  key = jax.random.fold_in(job.keys.noise, purpose)
+  run_keys = job.keys._replace(noise=key, secret=job.keys.secret + purpose)
   again = dataclasses.replace(
-    job, train=mixed, public_size=job.size, trainer=None, memo={}, streams=streams
+    job, train=mixed, public_size=job.size, trainer=None, memo={}, keys=run_keys
   )
   attacked = relevance.run(config.method, config.mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))
@@ -249,7 +249,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     attacked.params,
     canaries._replace(examples=seen),
   )
-  delta = found.delta or 0.0
+  delta = privacy.delta or 0.0
   lower = auditing.one_run(scores, delta=delta, confidence=confidence)
   what = f"{len(canaries.included)} {_KINDS[name]} canaries in one run, {relation}"
   return Bound(lower, "total", what)

@@ -1,11 +1,11 @@
 """Builds the job of one run of relevance from its config.
 
-A run is several trainings in a row (model 1, model 2), each a work of the loop with
+A run is several trainings in a row (model 1, model 2), each a phase of the loop with
 checkpoints of its own, so an interrupted run resumes inside one. Each training starts from the
 last checkpoint of the one before. Relevance, noise and noisy records are recomputed from that
-checkpoint, the data and the streams.
+checkpoint, the data and the run_keys.
 
-In rigorous mode the streams come from the operating system. They are kept, beside the
+In rigorous mode the keys come from the operating system. They are kept, beside the
 checkpoints, until the run is done and then forgotten, with the checkpoints.
 """
 
@@ -35,10 +35,10 @@ from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.relevance import audit, relevance_pictures, unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.run import checkpoint, loop, report, saved, sizes, writers
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
 _TEMPERED = "tempered_sigmoid"
@@ -73,10 +73,10 @@ def build(
     )
     unread_lib.refuse(config, unused.of(config) | whole)
 
-  def start(random: Streams) -> loop.Play:
+  def start(random: RunKeys) -> loop.Schedule:
     loaded = load_data(config, shared)
     unread_lib.refuse(config, unused.of_dataset(loaded[0]))
-    return functools.partial(_play, config, curve or config.method, shared, random)
+    return functools.partial(_schedule, config, curve or config.method, shared, random)
 
   return loop.Job(
     config=config,
@@ -89,16 +89,16 @@ def build(
   )
 
 
-def _play(
+def _schedule(
   config: RelevanceConfig,
   curve: str,
   shared: dict[Any, Any],
-  random: Streams,
-  fit: loop.Fit,
-) -> loop.Ended:
+  random: RunKeys,
+  train_phase: loop.TrainPhase,
+) -> loop.RunOutcome:
   train, test = load_data(config, shared)
   seconds: dict[str, float] = {}
-  trainer = timed(lambda steps: fit(work(config, curve, steps)).state[0], seconds)
+  trainer = timed(lambda steps: train_phase(phase(config, curve, steps)).state[0], seconds)
   job = make_job(config, train, test, shared, random, trainer)
   began = time.monotonic()
   outcome = relevance.run(config.method, config.mode, job)
@@ -125,7 +125,7 @@ def _play(
   def result(folder: pathlib.Path) -> dict[str, Any]:
     return _result(config, curve, job, outcome, folder) | more
 
-  return loop.Ended(outcome.params, result, write, forget)
+  return loop.RunOutcome(outcome.params, result, write, forget)
 
 
 def timed(
@@ -167,15 +167,15 @@ def forget(folder: pathlib.Path) -> None:
   """
   known = owner.remembered(folder)
   if known:
-    owner.remember(folder, streams_lib.without_keys(known), before=known)
+    owner.remember(folder, run_keys_lib.without_keys(known), before=known)
     checkpoint.remove(folder)
 
 
-def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Work:
-  """Returns the work of training one method; its cost is a stage of the method's own ledger."""
+def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Phase:
+  """Returns the phase of training one method; its cost is a stage of the method's own ledger."""
   scored = steps.scored
   run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
-  return loop.Work(
+  return loop.Phase(
     num_steps=steps.num_steps,
     init=steps.init,
     step=lambda state, draw: (steps.step(state, draw), None),
@@ -185,21 +185,21 @@ def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Wo
     row_at=steps.epoch_at,
     observe=lambda state, info, step: {"epoch": float(steps.epoch_at(step) or 0)},
     name=f"{run}, {steps.name}",
-    phase=steps.name.replace(" ", "_"),
+    subfolder=steps.name.replace(" ", "_"),
   )
 
 
-def promise(found: relevance.Privacy, num_records: int) -> Promise:
+def promise(privacy: relevance.Privacy, num_records: int) -> Promise:
   """Converts a method's guarantee into the form that every run uses."""
   return Promise(
-    kind=found.kind,
-    delta=found.delta,
-    relation=found.neighboring_relation or "",
-    unit=found.unit,
-    accountant=found.details.get("accountant", ""),
-    curve=lambda steps: found.epsilon or 0.0,
+    kind=privacy.kind,
+    delta=privacy.delta,
+    relation=privacy.neighboring_relation or "",
+    unit=privacy.unit,
+    accountant=privacy.details.get("accountant", ""),
+    curve=lambda steps: privacy.epsilon or 0.0,
     num_records=num_records,
-    failed_assumptions=found.failed_assumptions,
+    failed_assumptions=privacy.failed_assumptions,
   )
 
 
@@ -211,7 +211,7 @@ def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
   key = ("digest", id(train), id(public))
   if key not in loaded:
     digests = map(data_lib.digest, [train] if public is None else [train, public])
-    loaded[key] = streams_lib.joined(*digests)
+    loaded[key] = run_keys_lib.joined(*digests)
   return loaded[key]
 
 
@@ -261,7 +261,7 @@ def make_job(
   train: Any,
   test: Any,
   loaded: dict,
-  random: Streams,
+  random: RunKeys,
   trainer: Any = None,
 ) -> relevance.Inputs:
   """Returns the inputs of a run's method, without fields that only other curves read."""
@@ -277,7 +277,7 @@ def make_job(
     public_size=size,
     test=test,
     nets=_nets(config, train.num_classes),
-    streams=relevance.Streams(random.init, random.noise, random.order, random.sampler),
+    keys=relevance.Keys(random.init, random.noise, random.order, random.sampler),
     training=_training(config),
     lrp=config.lrp,
     paper=config.paper,
@@ -335,7 +335,7 @@ def digest(config: RelevanceConfig) -> bytes:
   fields["data"].pop("data_dir")
   fields["data"].pop("declaration")
   fields.pop("audit")
-  return streams_lib.config_digest("relevance", fields)
+  return run_keys_lib.config_digest("relevance", fields)
 
 
 def _result(

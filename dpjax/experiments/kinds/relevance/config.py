@@ -113,13 +113,16 @@ def check(config: RelevanceConfig) -> None:
 
 
 def _check_models(config: RelevanceConfig) -> None:
-  for room, model in (("model", config.model), ("rigorous_model", config.rigorous_model)):
+  for section, model in (
+    ("model", config.model),
+    ("rigorous_model", config.rigorous_model),
+  ):
     if model is None:
       continue
-    bounds.model(model, room)
+    bounds.model(model, section)
     if models.needs_features(model.name):
       raise UserError(
-        "must take images as they are", field=f"{room}.name", value=model.name
+        "must take images as they are", field=f"{section}.name", value=model.name
       )
   reduced = config.rigorous_model or ModelConfig()
   for name in ("mirrored", "colours"):

@@ -42,13 +42,13 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
   look = Look(width=max(1.0, 0.85 * len(y)))
   figure = looks.new_figure(look, height=2.1)
   axes = figure.subplots(2, len(y), squeeze=False)
-  for column, (image, found, label) in enumerate(zip(x, np.asarray(scores), y)):
+  for column, (image, scores_of_image, label) in enumerate(zip(x, np.asarray(scores), y)):
     # A constant image has no range to divide by.
     scaled = (image - image.min()) / max(float(np.ptp(image)), 1e-12)
     shown = scaled if scaled.shape[-1] == 3 else scaled[..., 0]
     axes[0, column].imshow(shown, cmap="gray_r")
     axes[0, column].set_title(f"class {label}", fontsize=7)
-    axes[1, column].imshow(heat_map(found))
+    axes[1, column].imshow(heat_map(scores_of_image))
   for axis in axes.ravel():
     axis.set_axis_off()
   words = "test images; relevance for the true class: red for, blue against"

@@ -17,11 +17,11 @@ from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.config import SecureConfig, check
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run import streams as streams_lib
-from dpjax.experiments.run.loop import Ended, Fit, Job, Play, Work
+from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.loop import Job, Phase, RunOutcome, Schedule, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import NONE
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
 
@@ -53,7 +53,7 @@ def digest(config: SecureConfig) -> bytes:
   fields["train"]["data"].pop("data_dir")
   for name in config.train.where:
     fields["train"].pop(name)
-  return streams_lib.config_digest("secure", fields)
+  return run_keys_lib.config_digest("secure", fields)
 
 
 @bounds.names_fields
@@ -71,9 +71,9 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
   kind = importlib.import_module(f"dpjax.experiments.kinds.secure.{config.task.module}")
   read = functools.cache(lambda: kind.load_data(config) if loaded is None else loaded)
 
-  def start(random: Streams) -> Play:
+  def start(random: RunKeys) -> Schedule:
     prepared = kind.prepare(config, read(), random)
-    return functools.partial(_play, config, kind, prepared)
+    return functools.partial(_schedule, config, kind, prepared)
 
   return Job(
     config=config,
@@ -85,23 +85,25 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
   )
 
 
-def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
-  found: Computed = kind.measured(config, prepared, fit)
+def _schedule(
+  config: SecureConfig, kind: Any, prepared: Any, train_phase: TrainPhase
+) -> RunOutcome:
+  computed: Computed = kind.measured(config, prepared, train_phase)
   nothing = NONE.facts(Ledger(), 0.0)
   result = {
     # Replaced for tasks that query a model.
     "test_accuracy": None,
-    **(nothing if found.facts is None else found.facts),
+    **(nothing if computed.facts is None else computed.facts),
     "task": name_of(config, "task"),
     "dataset": config.data.name,
-    "method": found.protocol,
-    "bytes": found.num_bytes,
-    **{name: getattr(found, name) for name in _TOLD},
-    **found.more,
+    "method": computed.protocol,
+    "bytes": computed.num_bytes,
+    **{name: getattr(computed, name) for name in _TOLD},
+    **computed.more,
   }
-  return Ended(found.params, lambda folder: result, saved_as="secure.npz")
+  return RunOutcome(computed.params, lambda folder: result, saved_as="secure.npz")
 
 
-def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Work:
-  """Returns a work of one step, which cannot be split: it is complete, or begins again."""
+def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Phase:
+  """Returns a phase of one step, which cannot be split: it is complete, or begins again."""
   return pieces.filled(1, lambda: like, lambda state, _: state.update(compute()), name=name)

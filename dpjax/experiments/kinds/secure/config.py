@@ -193,8 +193,8 @@ class SecureConfig(WithChoices):
     """Returns the data that are hidden."""
     if self.task.reads == "train":
       return self.train.data
-    own = (getattr(self.task, name, None) for name in ("table", "dataset"))
-    return DataConfig(name=next((name for name in own if name), "drawn"))
+    names_of_data = (getattr(self.task, name, None) for name in ("table", "dataset"))
+    return DataConfig(name=next((name for name in names_of_data if name), "drawn"))
 
 
 @bounds.names_fields
@@ -211,7 +211,7 @@ def check(config: SecureConfig) -> None:
 def _unread(config: SecureConfig) -> unread_lib.Unused:
   """Returns the fields of the config itself that this computation does not read."""
   task = config.task
-  other = {room: what for room, what in _ROOMS.items() if room != task.reads}
+  other = {section: what for section, what in _ROOMS.items() if section != task.reads}
   layers = not isinstance(task, TrainTask) or bool(task.hidden)
   return (
     other
@@ -257,8 +257,8 @@ def _check_train(train: TrainConfig) -> None:
   embeddings.refuse(train, "train")
   trainable = fields.name_of(train, "trainable")
   if trainable != "all":
-    told = f"train.trainable={trainable!r}"
-    raise UserError(f"{told}: must be 'all', whose weights are encrypted")
+    shown = f"train.trainable={trainable!r}"
+    raise UserError(f"{shown}: must be 'all', whose weights are encrypted")
   options = train.model.options
   if train.model.name != "mlp":
     raise UserError("must be 'mlp'", field="train.model.name", value=train.model.name)

@@ -16,9 +16,9 @@ from dpjax.experiments.kinds.central import facts
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run.loop import Fit, Work
+from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic import inference
 from dpjax.validate import UserError
 
@@ -44,7 +44,7 @@ def data_digest(loaded: tuple[Any, Any]) -> bytes:
   return data_lib.digest(loaded[0])
 
 
-def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _Ready:
+def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _Ready:
   """Builds the training; the first test images are the queries."""
   with bounds.within("train"):
     run = central.assemble(config.train, loaded, random)
@@ -60,17 +60,17 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _
   return _Ready(run, x, np.asarray(run.test.y[:count]))
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Trains, then queries the images, in batches."""
-  fitted = fit(central.work(config.train, ready.run)._replace(phase="model"))
-  params = training.eval_params(fitted.state)
+  trained = train_phase(central.phase(config.train, ready.run)._replace(subfolder="model"))
+  params = training.eval_params(trained.state)
   promise = ready.run.promise
   net = inference.network_of(params)
   count = len(ready.x)
-  asked = fit(_questions(config, ready, net)).state
+  asked = train_phase(_questions(config, ready, net)).state
   labels = np.asarray(asked["labels"])
   plain = net.logits(ready.x).argmax(axis=1)
-  accuracy, usual = (float(np.mean(one == ready.y)) for one in (labels, plain))
+  accuracy, usual = (float(np.mean(answers == ready.y)) for answers in (labels, plain))
   seconds, sent, keys = (float(n) for n in np.asarray(asked["numbers"]))
   return Computed(
     protocol=f"ckks, {config.task.layout}",
@@ -84,7 +84,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
     hides=_HIDES,
     num_steps=config.train.num_steps,
     params=params,
-    facts=promise.facts(fitted.ledger, fitted.final_epsilon),
+    facts=promise.facts(trained.ledger, trained.final_epsilon),
     more={
       "test_accuracy": accuracy,
       "plain_accuracy": usual,
@@ -92,14 +92,14 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
       "seconds_per_image": seconds / count,
       "bytes_per_image": sent / count,
       "key_bytes": int(keys),
-      "ledger": fitted.ledger.to_json(),
+      "ledger": trained.ledger.to_json(),
       **facts.pretrained(ready.run),
     },
   )
 
 
-def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork) -> Work:
-  """Returns a work with one query a step. A resumed run draws new keys."""
+def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork) -> Phase:
+  """Returns a phase with one query a step. A resumed run draws new keys."""
   (d, hidden), classes = net.kernel.shape, net.head.shape[1]
   layout = config.task.layout
   begun = time.monotonic()
@@ -131,4 +131,4 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
 
   # The last query may hold fewer images than a ciphertext can.
   number = -(-count // each)
-  return pieces.filled(number, init, ask, name="questions", phase="questions")
+  return pieces.filled(number, init, ask, name="questions", subfolder="questions")

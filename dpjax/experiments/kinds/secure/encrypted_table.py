@@ -10,9 +10,9 @@ import numpy as np
 from dpjax import extras
 from dpjax.experiments.kinds.secure.build import Computed, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run.loop import Fit
+from dpjax.experiments.run.loop import TrainPhase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic.regression import regress
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.validate import UserError
@@ -56,7 +56,7 @@ def data_digest(loaded: tuple[np.ndarray, np.ndarray]) -> bytes:
 
 
 def prepare(
-  config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: Streams
+  config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: RunKeys
 ) -> _Ready:
   """Plans the regression. Raises UserError where the chain of products is too short, or
   rows are too few."""
@@ -79,39 +79,41 @@ def prepare(
   return _Ready(x, y, plan)
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Measures a regression, from encryption to decrypted predictions."""
   (n, d), count = ready.x.shape, config.task.num_predicted
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
 
   def compute() -> Arrays:
-    found = regress(ready.x, ready.y, ready.x[:count], ready.plan)
-    numbers = np.array([getattr(found, name) for name in _NUMBERS], np.float64)
+    regression = regress(ready.x, ready.y, ready.x[:count], ready.plan)
+    numbers = np.array([getattr(regression, name) for name in _NUMBERS], np.float64)
     # Rounded, since the exact value of a CKKS decryption leaks about the secret key.
-    return {"weights": found.weights.round(_DECIMALS), "numbers": numbers}
+    return {"weights": regression.weights.round(_DECIMALS), "numbers": numbers}
 
-  state = fit(once(compute, like, "regression")).state
-  told = dict(zip(_NUMBERS, np.asarray(state["numbers"]).tolist()))
-  refreshes = int(told["refreshes"])
+  state = train_phase(once(compute, like, "regression")).state
+  numbers = dict(zip(_NUMBERS, np.asarray(state["numbers"]).tolist()))
+  refreshes = int(numbers["refreshes"])
   plan = ready.plan
   return Computed(
     protocol="ckks",
     sizes=f"{n} rows x {d} columns, {count} predicted",
-    seconds=told["seconds"],
-    num_bytes=int(told["upload_bytes"] + told["refresh_bytes"] + told["result_bytes"]),
-    error=told["error"],
+    seconds=numbers["seconds"],
+    num_bytes=int(
+      numbers["upload_bytes"] + numbers["refresh_bytes"] + numbers["result_bytes"]
+    ),
+    error=numbers["error"],
     error_is="largest, of a standardised weight, against the closed form",
     found=f"{plan.num_steps} gradient steps in {plan.depth} products, {refreshes} refreshes",
     hides="rows, targets, weights and predictions from the server; only the owner decrypts",
     num_steps=plan.num_steps,
     params={"weights": np.asarray(state["weights"])},
     more={
-      "error_of_steps": told["step_error"],
+      "error_of_steps": numbers["step_error"],
       "planned_error": plan.planned_error,
       "depth": plan.depth,
       "refreshes": refreshes,
-      "upload_bytes": int(told["upload_bytes"]),
-      "refresh_bytes": int(told["refresh_bytes"]),
-      "result_bytes": int(told["result_bytes"]),
+      "upload_bytes": int(numbers["upload_bytes"]),
+      "refresh_bytes": int(numbers["refresh_bytes"]),
+      "result_bytes": int(numbers["result_bytes"]),
     },
   )

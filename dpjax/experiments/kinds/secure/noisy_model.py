@@ -17,9 +17,9 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
 from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
 from dpjax.experiments.run import pieces, promise
-from dpjax.experiments.run.loop import Fit, Work
+from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
 from dpjax.secure.mpc.output_noise import OutputNoise
 
@@ -56,7 +56,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
   return LabelledRows(flat(train), columns.astype(float), flat(test), np.asarray(test.y))
 
 
-def prepare(config: SecureConfig, loaded: LabelledRows, random: Streams) -> _Ready:
+def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Ready:
   """Returns the training with noise for its epsilon. Raises UserError where nothing is proved."""
   # Masks and noise come from the operating system.
   del random
@@ -88,13 +88,13 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: Streams) -> _Rea
   return _Ready(loaded, mechanism, promise.noted(promised, statement))
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Trains on shares, opens the weights once, and predicts with them in the clear."""
   mechanism = ready.mechanism
   rows = ready.rows
-  trained = fit(_training(ready)).state
+  trained = train_phase(_training(ready)).state
   seconds, sent, dealt, rounds = np.asarray(trained["numbers"]).tolist()
-  released = fit(_release(ready, trained))
+  released = train_phase(_release(ready, trained))
   weights = np.asarray(released.state["weights"])
   clipped = mechanism.rows(rows.test_x)
 
@@ -106,13 +106,13 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
 
   facts = ready.promise.facts(released.ledger, released.final_epsilon)
   noisy = accuracy(weights)
-  found = f"accuracy {noisy:.4f}, "
+  summary = f"accuracy {noisy:.4f}, "
   if config.task.diagnostics:
     exact = mechanism.in_the_clear(mechanism.rows(rows.x), rows.y)
     plain = accuracy(exact)
     error = float(np.abs(weights - exact).max())
     error_is = "largest, of a weight, against the same without noise (NOT private)"
-    found += f"without noise {plain:.4f} (NOT private); "
+    summary += f"without noise {plain:.4f} (NOT private); "
   else:
     # The exact error beside the weights tells which of two data sets they are of, so this is a
     # public bound on its mean: of m sub-Gaussian numbers the largest has at most
@@ -128,7 +128,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
     num_bytes=int(sent + dealt),
     error=error,
     error_is=error_is,
-    found=f"{found}{rounds:.0f} rounds",
+    found=f"{summary}{rounds:.0f} rounds",
     hides=_HIDES,
     num_steps=mechanism.num_steps,
     params={"weights": weights},
@@ -148,8 +148,8 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   )
 
 
-def _training(ready: _Ready) -> Work:
-  """Returns a work of several gradient steps at a time; its checkpoints hold both parties'
+def _training(ready: _Ready) -> Phase:
+  """Returns a phase of several gradient steps at a time; its checkpoints hold both parties'
   shares."""
   mechanism = ready.mechanism
   inputs = (mechanism.rows(ready.rows.x), mechanism.labels(ready.rows.y))
@@ -173,8 +173,8 @@ def _training(ready: _Ready) -> Work:
       return mechanism.train(party, x, y, weights=kept, first=first, last=last)
 
     begun = time.monotonic()
-    zero, one = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
-    ran = mpc.run(program, zero, one, frac_bits=mechanism.frac_bits)
+    of_first, of_second = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
+    ran = mpc.run(program, of_first, of_second, frac_bits=mechanism.frac_bits)
     spent = ran.spent
     state["shares"] = ran.outputs
     state["numbers"] += [
@@ -187,8 +187,8 @@ def _training(ready: _Ready) -> Work:
   return pieces.filled(number, init, train, name="shares")
 
 
-def _release(ready: _Ready, trained: Arrays) -> Work:
-  """Returns a work of one step: the opening, which is charged."""
+def _release(ready: _Ready, trained: Arrays) -> Phase:
+  """Returns a phase of one step: the opening, which is charged."""
   mechanism = ready.mechanism
   shares = [np.asarray(share) for share in trained["shares"]]
   secret = np.asarray(trained["secret"]).tolist()
@@ -205,9 +205,9 @@ def _release(ready: _Ready, trained: Arrays) -> Work:
       rng = np.random.Generator(np.random.Philox(bits))
       return mechanism.release(party, weights, rng=rng)
 
-    zero, one = ((share,) for share in shares)
-    ran = mpc.run(program, zero, one, frac_bits=mechanism.frac_bits)
+    first, second = ((share,) for share in shares)
+    ran = mpc.run(program, first, second, frac_bits=mechanism.frac_bits)
     state["weights"] = ran.outputs[0]
 
-  work = pieces.filled(1, init, open_once, name="opening", phase="opening")
-  return work._replace(promise=ready.promise)
+  phase = pieces.filled(1, init, open_once, name="opening", subfolder="opening")
+  return phase._replace(promise=ready.promise)

@@ -52,9 +52,9 @@ def markdown(rows: Sequence[Row]) -> str:
   """The rows as a Markdown table."""
   lines = []
   for row in rows:
-    told = {**row, "seconds": f"{row['seconds']:.3g}", "bytes": amount(row["bytes"])}
-    told["error"] = f"{row['error']:.1e}" if row["error"] else "0"
-    lines.append([str(told[name]).replace("|", "/") for name in _COLUMNS])
+    shown = {**row, "seconds": f"{row['seconds']:.3g}", "bytes": amount(row["bytes"])}
+    shown["error"] = f"{row['error']:.1e}" if row["error"] else "0"
+    lines.append([str(shown[name]).replace("|", "/") for name in _COLUMNS])
   return table(_COLUMNS, lines)
 
 

@@ -16,9 +16,9 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
 from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run.loop import Fit, Work
+from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
 from dpjax.secure.mpc import in_the_clear, secureml
 from dpjax.validate import UserError, Verbatim
@@ -62,7 +62,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
   return LabelledRows(flat(train), one_hot, flat(test), np.asarray(test.y))
 
 
-def prepare(config: SecureConfig, loaded: LabelledRows, random: Streams) -> _Ready:
+def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Ready:
   """Returns the public first parameters and the public batches."""
   task = config.task
   n = len(loaded.x)
@@ -96,25 +96,28 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: Streams) -> _Rea
   return _Ready(loaded, start, batches, recipe, plain)
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Trains on shares, and predicts on shares for one party that asks."""
   task = config.task
   rows = ready.rows
-  state = jax.tree.map(np.asarray, fit(_training(ready, task.truncation)).state)
-  (zero, one), (seconds, sent, dealt, rounds) = state["shares"], state["numbers"].tolist()
+  state = jax.tree.map(np.asarray, train_phase(_training(ready, task.truncation)).state)
+  (first, second), (seconds, sent, dealt, rounds) = (
+    state["shares"],
+    state["numbers"].tolist(),
+  )
   x = rows.test_x[: task.num_predicted]
   truth = rows.test_labels[: task.num_predicted]
   asked = lambda party, net, x: secureml.predict(party, net, x, ready.recipe, to=0)
-  x_zero, x_one = mpc.split(x)
+  x_first, x_second = mpc.split(x)
   begun = time.monotonic()
   guesses = mpc.run(
-    asked, (zero, x_zero), (one, x_one), truncation=task.truncation
+    asked, (first, x_first), (second, x_second), truncation=task.truncation
   ).outputs[0]
   asking = time.monotonic() - begun
-  found = mpc.join(zero, one)
+  network = mpc.join(first, second)
   accuracy = float(np.mean(guesses == truth))
   usual = float(np.mean(in_the_clear.predict(ready.plain, x, ready.recipe) == truth))
-  pairs = zip(jax.tree.leaves(list(found)), jax.tree.leaves(ready.plain))
+  pairs = zip(jax.tree.leaves(list(network)), jax.tree.leaves(ready.plain))
   sizes = [rows.x.shape[1], *task.hidden, rows.y.shape[1]]
   return Computed(
     protocol="two parties and a dealer",
@@ -126,7 +129,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
     found=f"accuracy {accuracy:.4f}, in the clear {usual:.4f}; {rounds:.0f} rounds",
     hides=_HIDES,
     num_steps=len(ready.batches),
-    params={"network": list(found)},
+    params={"network": list(network)},
     more={
       "test_accuracy": accuracy,
       "plain_accuracy": usual,
@@ -139,8 +142,8 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   )
 
 
-def _training(ready: _Ready, truncation: str) -> Work:
-  """Returns a work of several gradient steps at a time; its checkpoints hold both parties'
+def _training(ready: _Ready, truncation: str) -> Phase:
+  """Returns a phase of several gradient steps at a time; its checkpoints hold both parties'
   shares."""
   rows = mpc.split((ready.rows.x, ready.rows.y))
   steps = len(ready.batches)
@@ -156,14 +159,16 @@ def _training(ready: _Ready, truncation: str) -> Work:
       party, network, x, y, part, ready.recipe
     )
     begun = time.monotonic()
-    zero, one = ((network, *own) for network, own in zip(state["shares"], rows))
-    ran = mpc.run(run, zero, one, truncation=truncation)
+    first, second = (
+      (network, *party_rows) for network, party_rows in zip(state["shares"], rows)
+    )
+    ran = mpc.run(run, first, second, truncation=truncation)
     spent = ran.spent
     state["shares"] = ran.outputs
     state["numbers"] += [
       time.monotonic() - begun,
-      sum(one.bytes_sent for one in spent),
-      sum(one.bytes_dealt for one in spent),
+      sum(party.bytes_sent for party in spent),
+      sum(party.bytes_dealt for party in spent),
       spent[0].rounds,
     ]
 

@@ -10,9 +10,9 @@ import numpy as np
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.secure.build import Computed, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run.loop import Fit
+from dpjax.experiments.run.loop import TrainPhase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.sums import Drops
 from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 
@@ -58,14 +58,14 @@ def data_digest(loaded: str) -> bytes:
   return hashlib.sha256(f"dpjax drawn {loaded}".encode()).digest()
 
 
-def prepare(config: SecureConfig, loaded: str, random: Streams) -> _Ready:
+def prepare(config: SecureConfig, loaded: str, random: RunKeys) -> _Ready:
   """Returns the clients' vectors; the last clients drop out."""
   task = config.task
   silent = frozenset(range(task.num_clients - task.silent, task.num_clients))
   return _Ready(_drawn(config, random.order), Drops(before_upload=silent))
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Measures a single secure sum: its total, its messages and its seconds."""
   task = config.task
   dtype = ready.vectors[0].dtype
@@ -77,15 +77,15 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   }
 
   def add() -> Arrays:
-    found = config.protocol.sum(ready.vectors, ready.drops)
+    summed = config.protocol.sum(ready.vectors, ready.drops)
     return {
-      "total": np.asarray(found.total),
-      "cost": np.array(found.cost[:4], np.int64),
-      "seconds": np.array([found.cost.seconds]),
-      "survivors": np.array([len(found.survivors)], np.int64),
+      "total": np.asarray(summed.total),
+      "cost": np.array(summed.cost[:4], np.int64),
+      "seconds": np.array([summed.cost.seconds]),
+      "survivors": np.array([len(summed.survivors)], np.int64),
     }
 
-  state = {k: np.asarray(v) for k, v in fit(once(add, like, "sums")).state.items()}
+  state = {k: np.asarray(v) for k, v in train_phase(once(add, like, "sums")).state.items()}
   error = _error(state["total"], ready, range(task.num_clients - task.silent))
   client, server, expansions, operations = (int(n) for n in state["cost"])
   name = name_of(config, "protocol")

@@ -30,10 +30,10 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
 from dpjax.experiments.run import promise, sizes
-from dpjax.experiments.run import streams as streams_lib
-from dpjax.experiments.run.loop import Job, Play, Scores, Work, every, single
+from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.finite import fine_step
 from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
@@ -53,7 +53,7 @@ def digest(config: SynthesisConfig) -> bytes:
   fields = to_dict(config)
   # The same data may have another location on another machine.
   fields.pop("data_dir")
-  return streams_lib.config_digest("synthesis", fields)
+  return run_keys_lib.config_digest("synthesis", fields)
 
 
 def load_data(config: SynthesisConfig) -> tuple[Any, Any]:
@@ -71,9 +71,9 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
   check(config)
   read = functools.cache(lambda: _checked(config, loaded or load_data(config)))
 
-  def start(random: Streams) -> Play:
+  def start(random: RunKeys) -> Schedule:
     train, test = read()
-    return single(_Run(config, train, test, random).work())
+    return single(_Run(config, train, test, random).phase())
 
   return Job(
     config=config,
@@ -148,7 +148,7 @@ def _words(config: SynthesisConfig, mechanism: ClassSums) -> str:
 class _Run:
   """The parts of one run, each built when it is first asked for."""
 
-  def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: Streams):
+  def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
     self.config = config
     self.train = train
     self.test = test
@@ -286,14 +286,14 @@ class _Run:
     """Yields the numbers of the steps that are left."""
     yield from range(start, self.num_steps)
 
-  def work(self) -> Work:
+  def phase(self) -> Phase:
     """Returns the run as a training."""
     config = self.config
     num_records = sizes.told(
       len(self.train), self.train.nominal_size, relation=config.neighboring_relation
     )
     blocks = max(1, config.eval_every // self.at_once)
-    return Work(
+    return Phase(
       num_steps=self.num_steps,
       init=self.init,
       step=self.step,

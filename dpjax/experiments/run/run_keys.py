@@ -36,7 +36,7 @@ from dpjax.validate import UserError
 
 # keys of a run's memory
 _DATA = "data_sha256"
-_STREAMS = "release_streams"
+_RELEASE_KEYS = "release_streams"
 _OWN = "user_code"
 _RUN = "run_id"
 CODE = "code"
@@ -47,7 +47,7 @@ _SAMPLER_BITS = 256
 _ORDER_BITS = 64
 
 
-class Streams(NamedTuple):
+class RunKeys(NamedTuple):
   """Every source of randomness of a run, of whichever kind. All but `init` are as secret as
   the data."""
 
@@ -93,25 +93,25 @@ def digest_of(config: Config, digest: bytes) -> bytes:
 
 def _types(value: Any) -> list[Any]:
   """Returns types of a config and of its values, and the modules that build their runs."""
-  found: list[Any] = []
+  type_list: list[Any] = []
   if isinstance(value, (list, tuple)):
     return [each for part in value for each in _types(part)]
   if isinstance(value, Mapping):
     return [each for part in value.values() for each in _types(part)]
   if not dataclasses.is_dataclass(value):
-    return found
+    return type_list
   home = type(value).__module__
   if home.partition(".")[0] != "dpjax":
     package = home.rpartition(".")[0]
     build = f"{package}.build" if package else "build"
-    found += [type(value), *([build] if build in sys.modules else [])]
+    type_list += [type(value), *([build] if build in sys.modules else [])]
   for field in dataclasses.fields(value):
-    found += _types(getattr(value, field.name))
-  return found
+    type_list += _types(getattr(value, field.name))
+  return type_list
 
 
-def derived(seed: int, config: bytes, data: bytes) -> Streams:
-  """Returns the streams of a repeatable run.
+def derived(seed: int, config: bytes, data: bytes) -> RunKeys:
+  """Returns the keys of a repeatable run.
 
   Args:
     config: `config_digest`. data: `dpjax.data.digest` of all that it trains on.
@@ -124,7 +124,7 @@ def derived(seed: int, config: bytes, data: bytes) -> Streams:
   first, second = jax.random.split(key)
   # Without the config: runs that differ only in it have the same order.
   of_both = hashlib.sha256(f"dpjax order {seed} ".encode() + data).digest()
-  return Streams(
+  return RunKeys(
     init=jax.random.key(seed),
     noise=first,
     local=second,
@@ -133,11 +133,11 @@ def derived(seed: int, config: bytes, data: bytes) -> Streams:
   )
 
 
-def fresh(seed: int) -> Streams:
-  """Returns the streams of a release, from the operating system. Only the initial
-  parameters depend on the seed. The streams exist in the run's checkpoints alone, so a
+def fresh(seed: int) -> RunKeys:
+  """Returns the keys of a release, from the operating system. Only the initial
+  parameters depend on the seed. The keys exist in the run's checkpoints alone, so a
   published config reveals nothing about them."""
-  return Streams(
+  return RunKeys(
     init=jax.random.key(seed),
     noise=noise.source.new_key(),
     local=noise.source.new_key(),
@@ -164,7 +164,7 @@ def bound_data(data: bytes, code: run_code.Code) -> bytes:
   return joined(data, inputs) if inputs else data
 
 
-def run_id(config: bytes, data: bytes, random: Streams) -> str:
+def run_id(config: bytes, data: bytes, random: RunKeys) -> str:
   """Returns a name for one run, from everything that determines it; as secret as the data."""
   # The key distinguishes two releases of one config on one data set.
   key = np.asarray(jax.random.key_data(random.noise)).tobytes()
@@ -184,18 +184,18 @@ def ledger_name(config: bytes) -> str:
 
 def to_meta(
   data: bytes,
-  released: Streams | None = None,
-  own: Mapping[str, Mapping[str, str]] | None = None,
+  released: RunKeys | None = None,
+  user_code: Mapping[str, Mapping[str, str]] | None = None,
   run: str = "",
   code: run_code.Code | None = None,
 ) -> dict[str, Any]:
   """Returns what a run must store before any computation. Never write it elsewhere.
 
   Args:
-    data: the digest of its data. released: streams that nothing but this can give back.
-    own: the user's code, `names.sources`. run: `run_id`. code: all of it, `names.code`.
+    data: the digest of its data. released: keys that nothing but this can give back.
+    user_code: the user's code, `names.sources`. run: `run_id`. code: all of it, `names.code`.
   """
-  meta: dict[str, Any] = {_DATA: data.hex()} | ({_OWN: own} if own else {})
+  meta: dict[str, Any] = {_DATA: data.hex()} | ({_OWN: user_code} if user_code else {})
   meta |= {CODE: code.to_json()} if code is not None else {}
   meta |= {_INPUTS: {**code.inputs}} if code is not None and code.inputs else {}
   meta |= {_RUN: run} if run else {}
@@ -204,30 +204,30 @@ def to_meta(
   word = lambda key: np.asarray(jax.random.key_data(key)).tobytes().hex()
   keys = {name: word(getattr(released, name)) for name in _KEYS}
   numbers = {name: f"{getattr(released, name):x}" for name in _NUMBERS}
-  return meta | {_STREAMS: keys | numbers}
+  return meta | {_RELEASE_KEYS: keys | numbers}
 
 
 def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the part that a finished run keeps: the identity of its data and code."""
   # A finished run draws nothing more, so its keys need not be kept.
-  return {name: value for name, value in meta.items() if name not in (_STREAMS, _RUN)}
+  return {name: value for name, value in meta.items() if name not in (_RELEASE_KEYS, _RUN)}
 
 
-def from_meta(seed: int, meta: Mapping[str, Any]) -> Streams:
-  """Returns the streams of a release that `to_meta` stored.
+def from_meta(seed: int, meta: Mapping[str, Any]) -> RunKeys:
+  """Returns the keys of a release that `to_meta` stored.
 
   Raises:
     UserError: there are none.
   """
-  held = meta.get(_STREAMS, {})
+  held = meta.get(_RELEASE_KEYS, {})
   if {*held} != {*_KEYS, *_NUMBERS}:
     raise UserError(
       "holds no release keys, so it cannot be gone on from", field="checkpoint"
     )
-  found: dict[str, Any] = {name: int(held[name], 16) for name in _NUMBERS}
+  values: dict[str, Any] = {name: int(held[name], 16) for name in _NUMBERS}
   for name in _KEYS:
-    found[name] = noise.source.key_from_bytes(bytes.fromhex(held[name]))
-  return Streams(init=jax.random.key(seed), **found)
+    values[name] = noise.source.key_from_bytes(bytes.fromhex(held[name]))
+  return RunKeys(init=jax.random.key(seed), **values)
 
 
 def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> None:
@@ -276,7 +276,7 @@ def check_data(
 
 def check_code(
   meta: Mapping[str, Any] | None,
-  own: Mapping[str, Any],
+  user_code: Mapping[str, Any],
   code: run_code.Code,
   *,
   workdir: object,
@@ -294,13 +294,15 @@ def check_code(
   if meta is None:
     return
   before = meta.get(_OWN) or {}
-  changed = [field for field in {**before, **own} if before.get(field) != own.get(field)]
+  changed = [
+    field for field in {**before, **user_code} if before.get(field) != user_code.get(field)
+  ]
   if changed:
     raise UserError(
       f"its code is not that of the run in workdir={workdir}; bring that back, "
       "or choose another directory, nothing was changed",
       field=changed[0],
-      value=own.get(changed[0], {}).get("path"),
+      value=user_code.get(changed[0], {}).get("path"),
     )
   held = meta.get(CODE)
   # Hashes of code are only in checkpoints: a result never contains them.

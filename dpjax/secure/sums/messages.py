@@ -34,7 +34,7 @@ OVERHEAD = _HEADER.size
 ID = 4
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
   """A parsed message."""
 
   sender: int
@@ -61,7 +61,7 @@ def write(kind: str, session: bytes, sender: int, records: Mapping[int, bytes]) 
   return b"".join(parts)
 
 
-def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Letter:
+def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Message:
   """Parses a message of this kind and session.
 
   Raises:
@@ -71,10 +71,10 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Letter:
   >>> read(b"hello", "keys", bytes(16), 96)
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: keys: 5 bytes that are no letter of a secure sum
+  dpjax.validate.UserError: keys: 5 bytes that are no message of a secure sum
   """
   if len(data) < OVERHEAD or data[: len(_MAGIC)] != _MAGIC:
-    raise UserError(f"{kind}: {len(data)} bytes that are no letter of a secure sum")
+    raise UserError(f"{kind}: {len(data)} bytes that are no message of a secure sum")
   _, code, of, sender, count, each = _HEADER.unpack_from(data)
   if code >= len(KINDS) or KINDS[code] != kind:
     said = KINDS[code] if code < len(KINDS) else code
@@ -87,7 +87,7 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Letter:
       f"{kind}: from {name(sender)} is of the wrong length ({len(data)} bytes; "
       f"{size(count, record_bytes)} for {count} records)"
     )
-  return Letter(sender, _records(memoryview(data), kind, sender, each))
+  return Message(sender, _records(memoryview(data), kind, sender, each))
 
 
 def _records(data: memoryview, kind: str, sender: int, each: int) -> dict[int, memoryview]:
