@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpjax import extras, files
+from dpjax import files, optional
 from dpjax.validate import UserError
 
 # matplotlib belongs to an extra: it is imported when something is drawn.
@@ -204,7 +204,7 @@ def relation_in_words(relation: str, unit: str = "example") -> str:
 
 def new_figure(look: Look, *, height: float) -> Figure:
   """Returns an empty figure of the look's width; `height` in inches where the look has none."""
-  with extras.needed():
+  with optional.needed():
     from matplotlib.figure import Figure
 
   return Figure(figsize=(look.width, look.height or height), layout="constrained")
@@ -255,7 +255,7 @@ def key(figure: Figure, look: Look, handles: Sequence[Artist]) -> None:
 
 def sample(label: str, look: Look = PAGE, **how: Any) -> Line2D:
   """Returns a line or a marker for a `key`."""
-  with extras.needed():
+  with optional.needed():
     from matplotlib.lines import Line2D
 
   how = {"linewidth": 1.2, "markersize": look.font_size * 0.6} | how
@@ -276,7 +276,7 @@ def label_ends(
     ends: (name, height in data coordinates, colour) of each line.
     characters: at which a name is broken.
   """
-  with extras.needed():
+  with optional.needed():
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -351,7 +351,7 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   Raises:
     UserError: another suffix.
   """
-  with extras.needed():
+  with optional.needed():
     import matplotlib
     from matplotlib.axis import Tick
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -383,7 +383,7 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
 
 def _with_a_palette(content: io.BytesIO) -> io.BytesIO:
   """Returns a PNG of lines and letters with 256 colours in place of all."""
-  with extras.needed():
+  with optional.needed():
     from PIL import Image
 
   smaller = io.BytesIO()

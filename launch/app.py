@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
-from dpjax import extras, names, parallel
+from dpjax import names, optional, parallel
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
@@ -176,7 +176,7 @@ def stoppable(workdir: str) -> Iterator[None]:
   from dpjax.experiments.run import loop
 
   # Before hours of training: pictures are drawn at its end.
-  extras.check("runs")
+  optional.check("runs")
 
   def stop(signum: int, frame: Any) -> None:
     raise _Stopped(signum)
@@ -277,7 +277,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
     except (Exception, SystemExit) as error:
       if _is_memory(error):
         fail(f"out of memory: {str(error)[:160] or type(error).__name__}", code=1)
-      blamed = extras.missing(error) or without_device() or names.blame(error)
+      blamed = optional.missing(error) or without_device() or names.blame(error)
       if blamed is None:
         raise
       fail(blamed)

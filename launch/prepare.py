@@ -31,7 +31,7 @@ from typing import Any
 
 from absl import flags
 
-from dpjax import extras
+from dpjax import optional
 from dpjax.data import prepared, tff
 from dpjax.data.published import is_embedded
 from dpjax.validate import UserError
@@ -77,7 +77,7 @@ def _require_network(builder: Any) -> None:
 
 
 def _write(name: str, root: pathlib.Path) -> None:
-  with extras.needed():
+  with optional.needed():
     import tensorflow_datasets as tfds
 
   try:

@@ -9,7 +9,7 @@ import tomllib
 
 import pytest
 
-from dpjax import extras
+from dpjax import optional
 from dpjax.validate import UserError
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -68,11 +68,11 @@ def test_the_core_imports_and_accounts_and_a_launcher_ends_in_one_line(tmp_path)
 
 
 def test_an_error_that_is_about_no_extra_passes():
-  with pytest.raises(ModuleNotFoundError, match="no_such_package"), extras.needed():
+  with pytest.raises(ModuleNotFoundError, match="no_such_package"), optional.needed():
     import no_such_package  # noqa: F401  # pyright: ignore[reportMissingImports]
-  with pytest.raises(UserError, match="needs matplotlib"), extras.needed():
+  with pytest.raises(UserError, match="needs matplotlib"), optional.needed():
     raise ModuleNotFoundError(name="matplotlib.figure")
-  assert extras.missing(ModuleNotFoundError()) is None
+  assert optional.missing(ModuleNotFoundError()) is None
 
 
 def test_the_lists_of_packages_agree():
@@ -91,5 +91,5 @@ def test_the_lists_of_packages_agree():
   # Names to import, beside names to install.
   renamed = {"PIL": "pillow", "sklearn": "scikit-learn"}
   installed = {re.split(r"[><=]", package)[0].replace("-", "_") for package in runs}
-  known = {renamed.get(name, name).replace("-", "_") for name in extras.EXTRA_OF}
+  known = {renamed.get(name, name).replace("-", "_") for name in optional.EXTRA_OF}
   assert known == installed

@@ -7,7 +7,7 @@ python -m tests.without_runs -m launch.train --config=configs/quickstart.py
 import runpy
 import sys
 
-from dpjax import extras
+from dpjax import optional
 
 
 class _Missing:
@@ -15,7 +15,7 @@ class _Missing:
 
   def find_spec(self, name, path=None, target=None):
     del path, target
-    if name.partition(".")[0] in extras.EXTRA_OF:
+    if name.partition(".")[0] in optional.EXTRA_OF:
       raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from dpjax import extras, validate
+from dpjax import optional, validate
 from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -71,7 +71,7 @@ def quantile_regression(
       value=fpr,
     )
   # Imported here: it is slow.
-  with extras.needed():
+  with optional.needed():
     from sklearn.ensemble import GradientBoostingRegressor
 
   leaf = min(40, max(1, learned.size // 10))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import extras, validate
+from dpjax import optional, validate
 from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays, in_files
 from dpjax.data.dataset import first_line as first_line
@@ -58,7 +58,7 @@ def check_known(name: str) -> None:
   """Raises UserError, with the nearest name, unless TFDS knows this data set. Works
   offline."""
   # Imported here: it is slow.
-  with extras.needed():
+  with optional.needed():
     import tensorflow_datasets as tfds
 
   match = _NAME.fullmatch(name)
@@ -150,7 +150,7 @@ def _classes_named(data: Any) -> Iterator[Any]:
 
 
 def _open(name: str, root: pathlib.Path) -> Any:  # {split: source}
-  with extras.needed():
+  with optional.needed():
     import tensorflow_datasets as tfds
 
   check_features(name, root)
@@ -210,7 +210,7 @@ def _decoder(first: Any, max_length: int) -> Callable[[list[Any]], np.ndarray]:
 def stored_features(records: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
   """Parses tf.train.Examples, as stored, into features by name."""
   # Imported here: it is slow.
-  with extras.needed():
+  with optional.needed():
     from tensorflow_datasets.proto import tf_example_pb2
 
   parse = tf_example_pb2.Example.FromString  # pyright: ignore[reportAttributeAccessIssue]

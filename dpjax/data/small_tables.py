@@ -12,7 +12,7 @@ import os
 import pathlib
 from typing import Any
 
-from dpjax import extras
+from dpjax import optional
 from dpjax.data import tables
 from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
@@ -71,7 +71,7 @@ def _bundled(name: str, **options: Any) -> dict[str, Any]:
   """Returns columns by name of a data set inside the scikit-learn wheel; its target is
   `target`."""
   # Imported here: it is slow.
-  with extras.needed():
+  with optional.needed():
     from sklearn import datasets
 
   bunch: Any = getattr(datasets, f"load_{name}")(**options)

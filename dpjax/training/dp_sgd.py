@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 from dpjax import gradients, sampling, transforms, trees, validate
 from dpjax.plan import Plan
-from dpjax.training import schedule_free
 from dpjax.types import Algorithm, Array, Batch, ClippedSum, Example, LossFn, Params
 from dpjax.validate import UserError
 
@@ -175,6 +174,9 @@ def dp_sgd(
     params = placed(jax.tree.map(jnp.copy, params))
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
     opt_state = chain.init(params)
+    # Imported here: it loads Optax's further optimizers.
+    from dpjax.training import schedule_free
+
     schedule_free.check(opt_state, params, ema_decay)
     return placed(TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32)))
 
@@ -224,6 +226,9 @@ def eval_params(state: TrainState) -> Params:
   """
   if state.ema is not None:
     return state.ema
+  # Imported here: it loads Optax's further optimizers.
+  from dpjax.training import schedule_free
+
   average = schedule_free.average(state.opt_state, state.params)
   return state.params if average is None else average
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dpjax import _moved, extras, names, noise, run_code, trees
+from dpjax import _moved, names, noise, run_code, trees
 from dpjax import parallel as processes
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
@@ -143,7 +143,9 @@ def run(
   if done is not None:
     return done
   # Before hours of training: the report is drawn at its end.
-  extras.check("runs")
+  from dpjax import optional
+
+  optional.check("runs")
   data, random, run_id, code = admitted(job, folder, meta)
   look = functools.partial(run_keys.code_of, job.config)
   with run_code.watched(code, look):

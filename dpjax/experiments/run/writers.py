@@ -25,7 +25,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dpjax import extras, files, validate
+from dpjax import files, validate
 from dpjax.accounting import by_name
 from dpjax.files import half_written as half_written
 from dpjax.files import make_folder as make_folder
@@ -425,7 +425,9 @@ class _Events:
   """An event file for TensorBoard, written in this thread, so that a full disk raises here."""
 
   def __init__(self, folder: pathlib.Path, purge_step: int):
-    with extras.needed():
+    from dpjax import optional
+
+    with optional.needed():
       from tensorboardX import event_file_writer, summary
       from tensorboardX.proto import event_pb2
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax import extras
+from dpjax import optional
 from dpjax.experiments.kinds.secure.build import Computed, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.loop import TrainPhase
@@ -32,7 +32,7 @@ class _Ready(NamedTuple):
 def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
   """(x [n, d], y [n]) of the table, all of its rows."""
   # Imported here: it is slow, and belongs to an extra.
-  with extras.needed():
+  with optional.needed():
     from sklearn import datasets
 
   loaders = {

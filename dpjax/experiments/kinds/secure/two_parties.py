@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from dpjax import data as data_lib
-from dpjax import extras
+from dpjax import optional
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -44,7 +44,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
   """Loads rows to train on and to predict."""
   if config.task.dataset == "breast_cancer":
     # Imported here: it is slow, and belongs to an extra.
-    with extras.needed():
+    with optional.needed():
       from sklearn import datasets
 
     # Standardised by all rows. The last fifth is predicted.

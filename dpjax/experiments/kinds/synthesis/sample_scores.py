@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import extras, pictures
+from dpjax import optional, pictures
 from dpjax.attacks import roc
 
 # Rows of the picture, a column for each class.
@@ -24,7 +24,7 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
   Harder et al. 2021, as scikit-learn has them. `accuracy` is their mean.
   """
   # Imported here: few runs need it.
-  with extras.needed():
+  with optional.needed():
     from sklearn import linear_model, neural_network
 
   asked = np.clip(np.reshape(np.asarray(test_x, np.float64), (len(test_x), -1)), 0, 1)
