@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
-from dpjax import names, optional, parallel
+from dpjax import names, parallel
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
@@ -173,9 +173,10 @@ class _Stopped(KeyboardInterrupt):
 def stoppable(workdir: str) -> Iterator[None]:
   """Ends the process in one line when SIGINT, SIGTERM or SIGHUP stops the block, with exit
   code 128 + signal. Within a training the loop handles them, finishes its step and saves."""
+  # Before hours of training: pictures are drawn at its end.
+  from dpjax import optional
   from dpjax.experiments.run import loop
 
-  # Before hours of training: pictures are drawn at its end.
   optional.check("runs")
 
   def stop(signum: int, frame: Any) -> None:
@@ -277,6 +278,8 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
     except (Exception, SystemExit) as error:
       if _is_memory(error):
         fail(f"out of memory: {str(error)[:160] or type(error).__name__}", code=1)
+      from dpjax import optional
+
       blamed = optional.missing(error) or without_device() or names.blame(error)
       if blamed is None:
         raise

@@ -143,12 +143,7 @@ def as_targets(values: Any, target: Target) -> np.ndarray:
 
 
 def needs_arrays(dataset: Any, what: str) -> None:
-  """Raises UserError where the input of an example is a dict of arrays.
-
-  Args:
-    dataset: a `Dataset`, or a `Federation` of one.
-    what: the setting that needs one array, as "launch.federate".
-  """
+  """Raises UserError where an example's input is a dict; arguments as of `needs_classes`."""
   if getattr(getattr(dataset, "dataset", dataset), "in_columns", False):
     raise UserError(
       f"{what}: needs data with one array of inputs; a dict of arrays is taken by launch.train, "

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import optax
 import optax.contrib
+from jax import core
 
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -60,7 +61,7 @@ def check(opt_state: optax.OptState, params: Params, ema_decay: float | None) ->
     )
   beta = free[0].b1
   # Under jit it is no number, and has been checked or will be, where the state is made.
-  if isinstance(beta, jax.core.Tracer):
+  if isinstance(beta, core.Tracer):
     return
   if not 0 < beta <= 1:
     raise UserError(
