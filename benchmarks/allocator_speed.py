@@ -147,11 +147,11 @@ def measure(workload: str, *, repeats: int = 3) -> list[Entry]:
   for _ in range(repeats):
     for method in METHODS:
       outcome = alone.run(__name__, workload, method)
-      if outcome.found is None:
+      if outcome.printed is None:
         raise UserError(
           f"failed: {outcome.reason[:160]}", field="workloads", value=workload
         )
-      measured[method].append(_Found(*outcome.found))
+      measured[method].append(_Found(*outcome.printed))
   trained = {each.params_sha256 for all_of in measured.values() for each in all_of}
   if len(trained) > 1:
     raise UserError(

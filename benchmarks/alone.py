@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 class Apart(NamedTuple):
   """Of one process: what it found, or why it found nothing."""
 
-  found: Any  # the JSON that it printed last; None where it failed
+  printed: Any  # the JSON that it printed last; None where it failed
   reason: str  # the last line of its errors; "" where it did not fail
 
 

@@ -263,7 +263,7 @@ def _timed(config: TrainConfig, repeats: int) -> dict[str, float]:
 
 def _peak(config: TrainConfig, place: str) -> int | None:
   """Of a whole run of 2 blocks of steps; None where it failed."""
-  return alone.run(__name__, config.data.name, config.data.data_dir, place).found
+  return alone.run(__name__, config.data.name, config.data.data_dir, place).printed
 
 
 def _run_alone(name: str, folder: str | None, place: str) -> int:

@@ -56,10 +56,10 @@ class _Stepper:
     config = dataclasses.replace(config, mesh=mesh)
     self.num_devices = gradients.mesh_of(mesh).size
     self.run = build.assemble(config, loaded)
-    work = build.work(config, self.run)
-    draws = work.draws(0)  # while it is held, its steps have batches
+    phase = build.phase(config, self.run)
+    draws = phase.draws(0)  # while it is held, its steps have batches
     self.batch = next(iter(next(iter(draws))))
-    self.state, step = work.init(), jax.jit(self.run.algorithm.step, donate_argnums=0)
+    self.state, step = phase.init(), jax.jit(self.run.algorithm.step, donate_argnums=0)
     began = time.perf_counter()
     self.step = step.lower(self.state, self.batch).compile()
     self.compile_s = time.perf_counter() - began

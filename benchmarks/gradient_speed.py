@@ -197,7 +197,7 @@ def _ratio(value: float | None, base: float | None) -> float | None:
 
 
 def _peak_rss(name: str, method: str) -> float | None:
-  return alone.run(__name__, name, method).found
+  return alone.run(__name__, name, method).printed
 
 
 def _run_alone(name: str, method: str) -> int:

@@ -142,9 +142,9 @@ def measure(num_clients: int, method: str, *, rounds: int) -> Entry:
   validate.integer_at_least(_COHORT, clients=num_clients)
   validate.integer_at_least(2 * _SAVE_EVERY, rounds=rounds)
   outcome = alone.run(__name__, num_clients, method, rounds)
-  if outcome.found is None:
+  if outcome.printed is None:
     raise UserError(f"failed: {outcome.reason[:160]}", field="clients", value=num_clients)
-  return Entry(*outcome.found)
+  return Entry(*outcome.printed)
 
 
 _HEADER = ("clients", "method", "rounds", "touched", "round", "save", "saved", "on disk",

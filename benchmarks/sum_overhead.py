@@ -153,9 +153,9 @@ def measure(
   if not fresh_process:
     return _measured(*first, repeats)
   outcome = alone.run(__name__, *first, repeats)
-  if outcome.found is None:
+  if outcome.printed is None:
     return Entry(*first, f"failed: {outcome.reason[:80]}")
-  return Entry(*outcome.found)
+  return Entry(*outcome.printed)
 
 
 def _measured(method: str, clients: int, length: int, dropped: int, repeats: int) -> Entry:

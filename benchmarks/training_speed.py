@@ -39,16 +39,16 @@ class Entry(NamedTuple):
 def _stepper(config: TrainConfig, method: str, loaded: Any) -> Callable[[], float]:
   """Runs one more step of the run; seconds."""
   config = dataclasses.replace(config, grad_method=method)
-  work = build.work(config, build.assemble(config, loaded))
-  state = work.init()
+  phase = build.phase(config, build.assemble(config, loaded))
+  state = phase.init()
   # as the run has them: placed on its mesh, all slices of a step
-  draws = itertools.cycle([list(slices) for slices in itertools.islice(work.draws(0), 4)])
+  draws = itertools.cycle([list(slices) for slices in itertools.islice(phase.draws(0), 4)])
 
   def step() -> float:
     nonlocal state
     slices = next(draws)
     start = time.perf_counter()
-    state, info = work.step(state, slices)
+    state, info = phase.step(state, slices)
     jax.block_until_ready((state.params, info))
     return time.perf_counter() - start
 

@@ -56,7 +56,7 @@ def public_names(package: str) -> list[tuple[str, str]]:
 # The reference's groups in the menu; what stands in none of them comes last.
 _GROUPS = {
   "The private step": (
-    "plan", "gradients", "noise", "sampling", "accounting", "transforms", "mechanisms",
+    "plan", "joint", "gradients", "noise", "sampling", "accounting", "transforms", "mechanisms",
     "training", "solve",
   ),
   "Across parties": ("federated", "secure"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
   from dpjax import data as data
   from dpjax import federated as federated
   from dpjax import gradients as gradients
+  from dpjax import joint as joint
   from dpjax import losses as losses
   from dpjax import mechanisms as mechanisms
   from dpjax import metrics as metrics
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
   from dpjax.gradients import clipped_grad as clipped_grad
   from dpjax.gradients import per_example_grads as per_example_grads
   from dpjax.gradients import stacked as stacked
+  from dpjax.joint import JointPlan as JointPlan
   from dpjax.metrics import accuracy as accuracy
   from dpjax.noise import NoiseShape as NoiseShape
   from dpjax.noise import new_key as new_key
@@ -50,12 +52,14 @@ if TYPE_CHECKING:
   from dpjax.sampling import CyclicPoissonSampler as CyclicPoissonSampler
   from dpjax.sampling import CyclicSampler as CyclicSampler
   from dpjax.sampling import FixedSizeSampler as FixedSizeSampler
+  from dpjax.sampling import KOutOfTSampler as KOutOfTSampler
   from dpjax.sampling import MinSepSampler as MinSepSampler
   from dpjax.sampling import PoissonSampler as PoissonSampler
   from dpjax.sampling import RandomAllocationSampler as RandomAllocationSampler
   from dpjax.sampling import ShuffledSampler as ShuffledSampler
   from dpjax.sampling import TruncatedPoissonSampler as TruncatedPoissonSampler
   from dpjax.sampling import UserSampler as UserSampler
+  from dpjax.sampling import WithReplacementSampler as WithReplacementSampler
   from dpjax.serving import Predictor as Predictor
   from dpjax.transforms import clip_and_noise as clip_and_noise
   from dpjax.types import Batch as Batch

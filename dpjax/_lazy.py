@@ -62,7 +62,7 @@ class _Package(types.ModuleType):
     super().__setattr__(name, value)
 
 
-def _found(package: str, name: str) -> Any:
+def _resolved(package: str, name: str) -> Any:
   """Returns the object of a public name."""
   module, name_there = _LISTED[package][name]
   if module == package:
@@ -94,7 +94,7 @@ def attach(
 
   def get(name: str) -> Any:
     if name in _LISTED[package]:
-      value = _found(package, name)
+      value = _resolved(package, name)
       setattr(module, name, value)
       return value
     folder = pathlib.Path(file).parent

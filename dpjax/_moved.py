@@ -53,6 +53,9 @@ MOVED = {
   "dpjax.federated.encrypted_vectors": "dpjax.secure.vertical.encrypted_vectors",
   "dpjax.federated.linear_regression": "dpjax.secure.vertical.linear_regression",
   "dpjax.federated.transfer": "dpjax.secure.vertical.transfer",
+  "dpjax.experiments.run.promise": "dpjax.experiments.run.guarantee",
+  "dpjax.noise.laws": "dpjax.noise.distributions",
+  "dpjax.experiments.checks.noise_laws": "dpjax.experiments.checks.noise_distributions",
   "dpjax.experiments.run.streams": "dpjax.experiments.run.run_keys",
   "dpjax.secure.sums.letters": "dpjax.secure.sums.messages",
 }
@@ -69,6 +72,7 @@ NAMES = {  # as of 0.2
 
 # Public names that changed -> their present places.
 RENAMED = {  # as of 0.2
+  "dpjax.noise.check_paid": "dpjax.noise.check_accounted",
   "dpjax.relevance.Streams": "dpjax.relevance.Keys",
   "dpjax.sampling.slice_slots": "dpjax.sampling.rows_of_slice",
 }
@@ -221,7 +225,7 @@ def rename_keywords(
   """
 
   def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    name = function.__qualname__.removesuffix(".__init__")
+    name = function.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
 
     @functools.wraps(function)
     def renamed(*args: _P.args, **named: _P.kwargs) -> _R:

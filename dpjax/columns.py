@@ -16,8 +16,7 @@ def check_no_none(tree: Any, name: str) -> None:
   """Raises UserError where an entry of a dict is None.
 
   JAX takes None for a tree without arrays, so an example would lack that input without a word.
-  A named tuple may hold None: `Example.key` does, where an example has no key.
-  """
+  A named tuple may hold None, as `Example.key` does."""
   if isinstance(tree, dict):
     for key, entry in tree.items():
       if entry is None:
@@ -102,7 +101,7 @@ class Columns:
   @property
   def shapes(self) -> Any:
     """Returns the dict with the shape of one example in place of each array."""
-    return jax.tree.map(lambda leaf: tuple(leaf.shape[1:]), self.tree)
+    return jax.tree.map(lambda leaf: leaf.shape[1:], self.tree)
 
   def named(self, name: str = "x") -> Iterator[tuple[str, np.ndarray | Array]]:
     """Yields ("x['age']", array) of each array, in JAX's order: by sorted names."""

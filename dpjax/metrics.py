@@ -183,8 +183,8 @@ def evaluate_regression(
 
   >>> from dpjax import data
   >>> rows = data.from_arrays([[1.0], [-1.0]], [30.0, 10.0], target=data.Interval(0, 40))
-  >>> found = evaluate_regression(lambda params, x: x * params, jnp.float32(0.0), rows)
-  >>> found["rmse"], found["r2"], found["loss"]  # it says 20 of 30 and of 10
+  >>> scores = evaluate_regression(lambda params, x: x * params, jnp.float32(0.0), rows)
+  >>> scores["rmse"], scores["r2"], scores["loss"]  # it says 20 of 30 and of 10
   (10.0, 0.0, 0.25)
   """
   scaled = _all_outputs(apply, params, dataset, batch_size)[:, 0]
@@ -213,8 +213,8 @@ def evaluate_labels(
 
   >>> from dpjax.types import Example
   >>> rows = Example(x=jnp.array([[9.0, 9.0], [9.0, -9.0]]), y=jnp.array([[1, 0], [1, 0]]))
-  >>> found = evaluate_labels(lambda params, x: x * params, jnp.float32(1), rows)
-  >>> found["accuracy"], found["exact_match"]
+  >>> scores = evaluate_labels(lambda params, x: x * params, jnp.float32(1), rows)
+  >>> scores["accuracy"], scores["exact_match"]
   (0.75, 0.5)
   """
   logits = _all_outputs(apply, params, dataset, batch_size)

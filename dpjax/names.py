@@ -108,9 +108,9 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
   ...
   dpjax.validate.UserError: data.name='dpjax.data:digest': is called with (limit=): missing ...
   """
-  made_by = find(path, field)
+  maker = find(path, field)
   try:
-    inspect.signature(made_by).bind(*args, **named)
+    inspect.signature(maker).bind(*args, **named)
   except TypeError as error:
     arguments = ", ".join([*("..." for _ in args), *(f"{name}=" for name in named)])
     raise UserError(
@@ -121,7 +121,7 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
     pass
   is_data = field == "data.name"
   with run_code.reading(path) if is_data else contextlib.nullcontext():
-    return guarded(path, field, made_by)(*args, **named)
+    return guarded(path, field, maker)(*args, **named)
 
 
 def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,17 +233,27 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
 
 
 def weights_file(path: str) -> str:
-  """Returns the file of weights that a path names: of a run's folder, its params.npz.
+  """Returns the file or folder of weights that a path names: of a run's folder, its params.npz.
 
   >>> weights_file("model.safetensors")
   'model.safetensors'
   """
-  return os.path.join(path, "params.npz") if os.path.isdir(path) else path
+  saved = os.path.join(path, "params.npz")
+  if os.path.exists(saved) or not os.path.isdir(path):
+    return saved if os.path.isdir(path) else path
+  from dpjax import weight_folders  # few runs begin from a folder of another program
+
+  return weight_folders.newest(path) or saved
 
 
 def _sha256_of(path: str, field: str) -> str:
-  """Returns the SHA-256 of a file, read 1 MB at a time."""
+  """Returns the SHA-256 of a file, read 1 MB at a time, or of a folder of weights."""
+  at = f"{field}={path!r}"
   path = weights_file(path) if field.endswith("pretrained") else path
+  if os.path.isdir(path) and field.endswith("pretrained"):
+    from dpjax import weight_folders
+
+    return weight_folders.sha256(path, at)
   validate.no_pipe(path, f"{field}={path!r}")
   try:
     with open(path, "rb") as file:

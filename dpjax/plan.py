@@ -687,7 +687,7 @@ class Plan:
         ">= 0; of several models or devices give the state of one",
         field="opt_state",
       )
-    noise.check_paid(of_plan.marked(states[0], self._mark), None)
+    noise.check_accounted(of_plan.marked(states[0], self._mark), None)
     steps = int(count)
     if steps > self.num_steps:
       raise UserError(

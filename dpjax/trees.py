@@ -195,8 +195,8 @@ def check_key(**named: Any) -> None:
 def shapes(tree: ArrayTree) -> Any:
   """Returns the tree with the shape of each array in its place.
 
-  >>> shapes({"x": jnp.ones((2, 3))}), shapes(jnp.ones(4))
-  ({'x': (2, 3)}, (4,))
+  >>> shapes({"x": jnp.ones((2, 3))})
+  {'x': (2, 3)}
   """
   return jax.tree.map(jnp.shape, tree)
 

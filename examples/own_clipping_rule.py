@@ -38,7 +38,7 @@ model = dpjax.models.Mlp(num_classes=10)
 params = model.init(jax.random.key(0), train.x[:1])
 loss_fn = dpjax.losses.softmax_cross_entropy(model.apply)
 
-# The rule keeps its promise on every length, also on 0 and on very long gradients.
+# The rule keeps its guarantee on every length, also on 0 and on very long gradients.
 rule = Psac()
 lengths = jnp.logspace(-6, 6, 1000)
 longest = float((rule.factors(lengths, rule.top(1.0), 1.0) * lengths).max())

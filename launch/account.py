@@ -52,7 +52,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # beside the proofs the central limit, which may be too small
   python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
 
-  # published formulas beside the truth: where they promise too much, where too little
+  # published formulas beside the truth: where they guarantee too much, where too little
   python -m launch.account --compare_documents --out=/tmp/documents
 
 noise_multiplier is std / l2_clip_norm under every neighbouring relation. What is solved for

@@ -11,7 +11,7 @@ one flag of theirs: --config.train.privacy.epsilon=8, --config.federate.compress
 Writes to --workdir: attacks.md and attacks.csv (attack, defence, what is found, what is
 promised), attacks.png, sweep.json, points/ (one folder for each row). Stop it at any time; the
 same command goes on where it stopped. Exit code 1 if one of several rows failed, or if an
-attack is above the line that a promise allows.
+attack is above the line that a guarantee allows.
 
 --run=runs/X attacks one finished run of launch.train instead: membership inference on its
 params.npz, with shadow models by its own config. Writes to --workdir (default: runs/attack_X)
@@ -57,7 +57,7 @@ def attack_run() -> None:
   with app.stoppable(workdir):
     result = loop.run(build.build(config), workdir)
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
-  print(table.told_of_run(result))
+  print(table.summary_of_run(result))
   print(f"wrote {workdir}/result.json, attacks.md, roc.csv, roc.png")
 
 
@@ -81,7 +81,7 @@ def main() -> None:
   print(f"wrote {workdir}/attacks.md, attacks.csv, attacks.png")
   above = [row["name"] for row in rows if attack_table.is_above(row)]
   if above:
-    app.fail(f"above the line that a promise allows: {', '.join(above)}", code=1)
+    app.fail(f"above the line that a guarantee allows: {', '.join(above)}", code=1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Attacks every promise of the library: distinguishing games on worst-case neighbours.
+"""Attacks every guarantee of the library: distinguishing games on worst-case neighbours.
 
   python -m launch.audit --all
   python -m launch.audit --only=Laplace --minutes=1 --out=runs/laplace

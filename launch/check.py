@@ -6,10 +6,11 @@
 Measures, on the config's own model, gradient, noise, sampler and keys: the influence of one
 example, each clipped term alone and their sum, for every mask and for long and short gradients,
 of a batch of the run's own size too, padding, examples that are not finite, sums that remember
-earlier batches, cross-example leakage; whether a whole step is its parts; the noise's law, tails
-and independence over every step of the run (on a sample of the coordinates), updates that hold
-more than their own sum and noise, the divisor; the sampler's law and its seed, the accountant,
-what is stated, overflow, reuse of keys, and the epsilon that gradient canaries prove.
+earlier batches, cross-example leakage; whether a whole step is its parts; the noise's
+distribution, tails and independence over every step of the run (on a sample of the coordinates),
+updates that hold more than their own sum and noise, the divisor; the sampler's scheme and its
+seed, the accountant, what is stated, overflow, reuse of keys, and the epsilon that gradient
+canaries prove.
 Prints one line for each; with --workdir also writes check.json there. No model is trained.
 Exit code 1 if a check fails.
 """

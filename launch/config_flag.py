@@ -80,7 +80,7 @@ def get(name: str = "config", **more: Any) -> Any:
   flag_text = str(flags.FLAGS[name].value)
   file = config = load(flag_text, _KINDS[name].config, name=f"--{name}")
   # The code of the run is tracked from this file on.
-  run_code.begin_at(str(_found(flag_text, f"--{name}={flag_text}")))
+  run_code.begin_at(str(_file_of(flag_text, f"--{name}={flag_text}")))
   steps = []
   # Whole sections come first, or they would undo their own fields.
   for path in sorted(_overridden(name), key=lambda path: path.count(".")):
@@ -165,7 +165,7 @@ def load(path: str, kind: type, *, name: str = "--config") -> Any:
   A file of configs/ that is not here is the one that was installed with dpjax.
   """
   at = f"{name}={path}"
-  path = str(_found(path, at))
+  path = str(_file_of(path, at))
   get_config = getattr(_module(path, at), "get_config", None)
   if not callable(get_config):
     raise UserError(f"{at}: the file must define get_config()")
@@ -177,7 +177,7 @@ def load(path: str, kind: type, *, name: str = "--config") -> Any:
   return fields.check(config, kind, name)
 
 
-def _found(path: str, at: str) -> pathlib.Path:
+def _file_of(path: str, at: str) -> pathlib.Path:
   if not pathlib.PurePath(path).name:
     raise UserError(f"{at}: must name a Python file")
   roots = [pathlib.Path()]

@@ -15,7 +15,7 @@ on where it stopped.
 
 --audit puts canary clients into the federation and adds epsilon_audited_lower to result.json: a
 lower bound on the true epsilon of a user, and what perfect scores would show. What is seen is what
-the promise speaks of: sums, each client's message (local), or decoded sums (distributed). If the
+the guarantee speaks of: sums, each client's message (local), or decoded sums (distributed). If the
 bound is above the proved epsilon, or guesses are too good for the proof, the exit code is 1.
 
 --dry_run prints the plan and ends: epsilon, noise, sampler, rounds, minutes and memory
@@ -40,7 +40,7 @@ from absl import flags
 
 from dpjax.experiments.kinds.federated import build, secure_sums
 from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import promise, writers
+from dpjax.experiments.run import guarantee, writers
 from launch import app, config_flag, peers
 
 config_flag.define(kind=FEDERATED, default="configs/fed/quickstart.py")
@@ -64,7 +64,7 @@ def line(result: dict) -> str:
   ]
   return (
     f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
-    f"clients: {writers.headline(result)}, {promise.told(result)}"
+    f"clients: {writers.headline(result)}, {guarantee.summary(result)}"
     f"{secure_sums.in_words(result)}, {result['num_steps']} rounds{writers.took(result)}"
     f"{'; ' + ', '.join(reached) if reached else ''}"
   )

@@ -11,7 +11,7 @@ Stop it at any time; the same command goes on where it stopped.
 
 The epsilon that is printed does not depend on the votes. With --config.data_dependent=true
 result.json also says what these very votes cost, which is private; with
---config.publish_cost=true that number gets noise of its own, which is paid for.
+--config.publish_cost=true that number gets noise of its own, which is accounted.
 --config.release=true takes every key from the operating system and writes nothing private.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 from absl import flags
 
 from dpjax.experiments.kinds.pate.kind import PATE
-from dpjax.experiments.run import loop, promise, writers
+from dpjax.experiments.run import guarantee, loop, writers
 from launch import app, config_flag
 
 config_flag.define(kind=PATE, default="configs/pate/quickstart.py")
@@ -31,7 +31,7 @@ def line(result: dict) -> str:
   """Describes a result in one line."""
   return (
     f"{result['dataset']} {result['method']}: {writers.headline(result)}, "
-    f"{promise.told(result)}, {result['num_answers']} of {result['num_queries']} queries "
+    f"{guarantee.summary(result)}, {result['num_answers']} of {result['num_queries']} queries "
     f"answered{writers.took(result)}"
   )
 

@@ -212,7 +212,7 @@ def carry_out(
 
   Args:
     same: what all processes must give alike; see `meeting.meet`.
-    line: a result, for people; process 0 prints it.
+    line: a result, in words; process 0 prints it.
     unit: what its checkpoints count.
   """
   many = options()
@@ -224,7 +224,7 @@ def carry_out(
     # Imported here: most runs are no dry ones.
     from dpjax.experiments.run import dry_run
 
-    return print(dry_run.told(kind, config, workdir, app.target()))
+    return print(dry_run.report(kind, config, workdir, app.target()))
   app.refuse_given(("target",), "--dry_run")
 
   def work() -> None:

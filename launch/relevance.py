@@ -54,12 +54,12 @@ def main() -> None:
     return draw_figure_9(flags.FLAGS.figure_9)
   config, workdir = config_flag.asked()
   if flags.FLAGS.dry_run:
-    return print(rehearsal.told_relevance(config, workdir))
+    return print(rehearsal.report_relevance(config, workdir))
   with app.stoppable(workdir):
     rows = experiment.run_all(config, workdir)
   for row in rows:
     if claims.verdict([row]) == "PROOF REFUTED":
-      summary = engine.told(row, "test_accuracy")
+      summary = engine.summary(row, "test_accuracy")
       app.fail(f"audit: a proved epsilon is refuted: {summary}", code=1)
   app.refuse_failed(rows)
   print(f"wrote {workdir}/claims.md, claims.csv, report.png, report.csv")

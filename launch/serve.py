@@ -9,7 +9,7 @@ by rule, and is taken back by rule (--stages, --stage_requests, --error_rate, --
 --stage_labels, --accuracy_drop). The key of a request decides which model it gets.
 
 Drift is the PSI of answers and of --drift_inputs over public bins, window by window (--window
-rows), against --reference. With --drift_epsilon every window is released under noise, and charged.
+rows), against --reference. With --drift_epsilon every window is noisy and accounted.
 
 --workdir holds the journal: stages, alarms, windows, charges. A service that was killed goes on
 where it was with the same command. The journal is as private as the requests. There is neither
@@ -163,7 +163,7 @@ def main() -> None:
   from dpjax.serving.rollout import StageRule
   from dpjax.serving.service import Service, ServiceSettings
 
-  # Every mistake of a flag is told before a model is loaded.
+  # Every mistake of a flag is reported before a model is loaded.
   shared = ("max_rows", "max_queue", "wait_ms", "deadline", "window", "feedback_window")
   shared += ("psi_warning", "psi_alarm", "latency_ms", "accuracy_drop")
   shared += ("drift_epsilon", "drift_budget")

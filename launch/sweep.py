@@ -95,7 +95,7 @@ def main() -> None:
     return print("\n".join(commands(config, workdir)))
   asked = {"num_processes": flags.FLAGS.processes, "only": flags.FLAGS.only}
   if flags.FLAGS.dry_run:
-    return print(rehearsal.told(config, workdir, **asked))
+    return print(rehearsal.report(config, workdir, **asked))
   federated = isinstance(config.base, FedConfig)
   load_fn = federate_build.load_data if federated else build.load_data
   with app.stoppable(workdir):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from absl import flags
 
 from dpjax.experiments.kinds.synthesis.kind import SYNTHESIS
-from dpjax.experiments.run import loop, promise, writers
+from dpjax.experiments.run import guarantee, loop, writers
 from launch import app, config_flag
 
 config_flag.define(kind=SYNTHESIS, default="configs/synthesis/quickstart.py")
@@ -33,7 +33,7 @@ def line(result: dict) -> str:
   """Describes a result in one line."""
   return (
     f"{result['dataset']} {result['method']}: {writers.headline(result)} of classifiers that saw "
-    f"samples alone, {promise.told(result)}{writers.took(result)}"
+    f"samples alone, {guarantee.summary(result)}{writers.took(result)}"
   )
 
 

@@ -38,7 +38,7 @@ from absl import flags
 
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.kind import CENTRAL
-from dpjax.experiments.run import promise, writers
+from dpjax.experiments.run import guarantee, writers
 from launch import app, config_flag, peers
 
 config_flag.define(kind=CENTRAL, default="configs/quickstart.py")
@@ -53,7 +53,7 @@ def line(result: dict) -> str:
   """Describes a result in one line."""
   return (
     f"{result['dataset']} {result['model']}: {writers.headline(result)}, "
-    f"{promise.told(result)}, {result['num_steps']} steps{writers.took(result)}"
+    f"{guarantee.summary(result)}, {result['num_steps']} steps{writers.took(result)}"
   )
 
 

@@ -12,7 +12,7 @@ _CACHE = os.environ.get(
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these four hold for commands of tests too
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
-# Compiling takes longer than running here: half of all processor time. Rooms whose promise is a
+# Compiling takes longer than running here: half of all processor time. Rooms whose guarantee is a
 # rounding, and who optimise for long, are compiled as users' programs are.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 _OPTIMIZED = ("attacks", "gradients", "models", "noise")
@@ -46,7 +46,9 @@ def pytest_collection_modifyitems(items):
   """Cases that were measured to be slow or long are marked like those that say so themselves;
   examples are skipped where their library is not installed."""
   marks = slow_cases.marks()
-  absent = [room for room, name in _OF_EXTRAS.items() if not importlib.util.find_spec(name)]
+  absent = [
+    package for package, name in _OF_EXTRAS.items() if not importlib.util.find_spec(name)
+  ]
   for item in items:
     if item.nodeid in marks:
       item.add_marker(marks[item.nodeid])

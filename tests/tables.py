@@ -130,7 +130,7 @@ class _Published(NamedTuple):
 _TB = "(Tramèr & Boneh 2021)"
 _TB_SAME = "(Tramèr & Boneh 2021, the same network)"
 _PAPERNOT = "(Papernot et al. 2021)"
-_WHITENED = ", private whitening paid"
+_WHITENED = ", private whitening accounted"
 _PUBLISHED = [
   _Published(_WHITENED, "MNIST", "mnist_whitened", "2"),
   _Published(
@@ -145,7 +145,7 @@ _PUBLISHED = [
     "fashion_mnist_scatter_linear",
   ),
   _Published(
-    ", opponent colours, private channel statistics paid", "CIFAR-10",
+    ", opponent colours, private channel statistics accounted", "CIFAR-10",
     "cifar10_scatter_linear", "3", f".670 {_TB}",
   ),
   _Published(
@@ -236,9 +236,11 @@ def _curve(
     of = {row[column]: row for row in points if row["variant"] == variant}
     (count,) = {row["seeds"] for row in of.values()}
     assert int(count) in ((1, 3) if seeds is None else (seeds,)), (folder, label)
-    told = f"{label}, ONE seed" if seeds is None and count == "1" else label
+    shown = f"{label}, ONE seed" if seeds is None and count == "1" else label
     cells = (of[value]["test_accuracy_mean"] if value in of else None for value in values)
-    made.append([told, *(_NONE if cell is None else share(cell, digits) for cell in cells)])
+    made.append(
+      [shown, *(_NONE if cell is None else share(cell, digits) for cell in cells)]
+    )
   return made
 
 
@@ -310,14 +312,14 @@ def _perplexities() -> list[Row]:
 
 
 def _rounds() -> list[Row]:
-  told = [
+  rows = [
     ("CNN, IID, E=5 B=10", "99 %", "20", "CNN, IID"),
     ("2NN, IID, E=1 B=10", "97 %", "87", "2NN, IID"),
     ("2NN, two shards a client", "97 %", "664", "2NN, two shards"),
   ]
   points = entries("fed_mcmahan/curve.csv")
   made = []
-  for label, target, paper, variant in told:
+  for label, target, paper, variant in rows:
     point = one(points, variant=variant)
     assert float(point["test_accuracy_mean"]) >= float(target.split()[0]) / 100
     made.append([label, target, paper, f"{float(point['num_steps']):.0f}"])
@@ -413,15 +415,15 @@ def _microbatches() -> list[Row]:
 
 
 def _minutes() -> list[Row]:
-  told = {
+  configs = {
     "`mnist_cnn`, in microbatches of 128": "mnist_cnn",
     "`mnist_cnn`, the whole batch at once": "mnist_cnn_whole",
     "`cifar10_cnn`, in microbatches of 128": "cifar10_cnn",
   }
   rows = entries("training/training.csv")
-  assert {row["config"] for row in rows} == set(told.values())
+  assert {row["config"] for row in rows} == set(configs.values())
   made = []
-  for label, config in told.items():
+  for label, config in configs.items():
     vmap, auto = (one(rows, config=config, method=name) for name in ("vmap", "auto"))
     minutes = [float(row["minutes"]) for row in (vmap, auto)]
     cells = [f"{value:.1f} min" if value < 20 else f"{value:.0f} min" for value in minutes]
@@ -444,11 +446,11 @@ def _claim(folder: str, method: str, epsilon: float) -> dict[str, str]:
 
 
 def _test_1() -> list[Row]:
-  told = [("RADP (P3)", "RADP", ".949"), ("AdLM", "AdLM", ".914"),
+  rows = [("RADP (P3)", "RADP", ".949"), ("AdLM", "AdLM", ".914"),
           ("DPDLIGDO (= DP-Adam)", "DPDLIGDO", ".921"), ("DPSGD", "DPSGD", ".903")]  # fmt: skip
   number = lambda text: f"{float(text):.1f}" if text else _NONE
   made = []
-  for label, method, paper in told:
+  for label, method, paper in rows:
     row = _claim(_CLAIMS["MNIST"], method, 2.0)
     proved = _up(float(row["proved_epsilon"])) if row["proved_epsilon"] else "none"
     accuracy = _range(row["test_accuracy"], row["accuracy_range"])
@@ -488,7 +490,7 @@ def _loss(folder: str, method: str, epsilon: str) -> str:
 
 
 def _tests_2_and_3() -> list[Row]:
-  told = [("Fashion-MNIST", "5.0", "accuracy", ".858"), ("CIFAR-10", "12.0", "loss", "1.124"),
+  rows = [("Fashion-MNIST", "5.0", "accuracy", ".858"), ("CIFAR-10", "12.0", "loss", "1.124"),
           ("CIFAR-10", "12.0", "accuracy", _NONE)]  # fmt: skip
 
   def cell(folder: str, method: str, epsilon: str, what: str) -> str:
@@ -498,7 +500,7 @@ def _tests_2_and_3() -> list[Row]:
     return _range(row["test_accuracy"], row["accuracy_range"])
 
   made = []
-  for data, epsilon, what, paper in told:
+  for data, epsilon, what, paper in rows:
     ours, honest = (cell(_CLAIMS[data], name, epsilon, what) for name in ("RADP", "DPSGD"))
     made.append([f"{data} at {float(epsilon):g}, {what}", ours, paper, honest])
   return made
@@ -512,10 +514,10 @@ _PROVED = {
 
 
 def _proved() -> list[Row]:
-  told = {"rigorous RADP": ("RADP, proved", 2), "DP-SGD": ("DP-SGD", 3),
+  names = {"rigorous RADP": ("RADP, proved", 2), "DP-SGD": ("DP-SGD", 3),
           "relevance, then DP-SGD": ("RADP + DP-SGD", 3)}  # fmt: skip
   made = []
-  for label, (method, digits) in told.items():
+  for label, (method, digits) in names.items():
     cells = []
     for data, epsilons in _PROVED.items():
       rows = [_claim(f"radp/proved_{data}", method, epsilon) for epsilon in epsilons]

@@ -180,8 +180,8 @@ def _commands_of_docstrings() -> list[tuple[str, str]]:
   found = []
   for path in sorted([*_ROOT.glob("configs/**/*.py"), *_ROOT.glob("launch/*.py")]):
     name = path.relative_to(_ROOT).as_posix()
-    told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    text = re.sub(r"\\\n *", "", told)
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    text = re.sub(r"\\\n *", "", docstring)
     lines = [match[1].split("  #")[0] for match in re.finditer(_COMMAND, text)]
     run = [line for line in lines if f"--config={name}" in line][:1]
     if run:
@@ -329,8 +329,12 @@ def test_values_of_flags_are_taken_by_their_launcher(launcher):
 
 
 def test_a_wrong_value_of_a_flag_is_seen():
-  told = _refused("benchmark", [["--suite=nonsense"], ["--suite=noise"], ["--repeats=x"]])
-  assert len(told.splitlines()) == 2 and "nonsense" in told and "repeats" in told
+  messages = _refused(
+    "benchmark", [["--suite=nonsense"], ["--suite=noise"], ["--repeats=x"]]
+  )
+  assert (
+    len(messages.splitlines()) == 2 and "nonsense" in messages and "repeats" in messages
+  )
 
 
 def _is_field(name: str) -> bool:
@@ -399,8 +403,10 @@ def test_every_public_name_exists_and_says_what_it_is():
   for package, name, home in _public():
     found = getattr(importlib.import_module(f"dpjax.{package}"), name)
     if inspect.isclass(found) or inspect.isfunction(found) or inspect.ismodule(found):
-      told = inspect.getdoc(found) or ""
-      if not told or told.startswith(f"{name}("):  # what dataclasses say of themselves
+      docstring = inspect.getdoc(found) or ""
+      if not docstring or docstring.startswith(
+        f"{name}("
+      ):  # what dataclasses say of themselves
         mute.append(home)
   assert not mute
 

@@ -47,8 +47,8 @@ def test_the_import_alone_loads_no_room_and_no_array_library():
 
 
 def test_no_room_but_relevance_loads_it_or_what_draws_reads_and_saves():
-  rooms = [name for name in _ROOMS if name != "relevance"]
-  modules = _imported("import dpjax\n" + "\n".join(f"dpjax.{name}" for name in rooms))
+  packages = [name for name in _ROOMS if name != "relevance"]
+  modules = _imported("import dpjax\n" + "\n".join(f"dpjax.{name}" for name in packages))
   assert not _tops(modules) & {*_HEAVY}
   later = ("dpjax.relevance", "dpjax.secure.homomorphic", "dpjax.secure.mpc")
   assert not [module for module in modules if module.startswith(later)]

@@ -192,7 +192,7 @@ def test_a_federated_algorithm_runs_by_its_import_path(gentle_avg):
     config = fields.replace(config, path, value)
   built = build.assemble(config)
   assert isinstance(built.algorithm, dpjax.federated.FederatedAlgorithm)
-  assert built.promise.kind == "none"
+  assert built.guarantee.kind == "none"
 
 
 def test_a_federated_algorithm_of_dpjax_has_a_game_or_a_reason(gentle_avg, monkeypatch):

@@ -11,7 +11,7 @@ _LAYERS = (
   {"sealed"},  # which types hold
   {"types", "_lazy"},
   {"columns"},
-  {"run_code"},  # what a run is made of
+  {"run_code", "weight_folders"},  # what a run is made of
   {"names", "trees", "markdown", "random_images", "files", "optional"},
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks
   {"accounting"},  # NumPy alone: samplers state its events and their proofs
@@ -26,6 +26,7 @@ _LAYERS = (
   },
   {"transforms", "mechanisms"},  # which draw from noise/ and state events of accounting/
   {"plan", "solve"},
+  {"joint"},  # several plans under one budget
   {"training", "federated", "relevance"},
   {"secure"},  # joins the rounds of federated/
   {"attacks", "auditing", "experiments.config"},
@@ -39,7 +40,7 @@ _LAYERS = (
     "serving",
   },
 )
-_LEVEL = {room: level for level, rooms in enumerate(_LAYERS) for room in rooms}
+_LEVEL = {package: level for level, packages in enumerate(_LAYERS) for package in packages}
 
 
 def _imports(path):
@@ -60,19 +61,21 @@ def _room(module):
   return ".".join(parts[1:3]) if parts[1] == "experiments" else parts[1]
 
 
-def _allowed(room, module):
+def _allowed(package, module):
   outside = ("launch", "configs", "benchmarks")
   if module.split(".")[0] in outside or module.startswith("absl.flags"):
     return False
   other = _room(module)
-  if other not in _LEVEL or other == room:
+  if other not in _LEVEL or other == package:
     return True
-  together = room.startswith("experiments") and other.startswith("experiments")
-  return _LEVEL[other] < _LEVEL[room] or (together and _LEVEL[other] == _LEVEL[room])
+  together = package.startswith("experiments") and other.startswith("experiments")
+  return _LEVEL[other] < _LEVEL[package] or (together and _LEVEL[other] == _LEVEL[package])
 
 
-def _violations(room, modules):
-  return [f"{room} imports {module}" for module in modules if not _allowed(room, module)]
+def _violations(package, modules):
+  return [
+    f"{package} imports {module}" for module in modules if not _allowed(package, module)
+  ]
 
 
 def _files():

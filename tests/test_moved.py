@@ -150,3 +150,10 @@ def test_a_users_attack_and_kind_of_run_keep_their_old_names(monkeypatch):
     assert loop.Work is loop.Phase
   with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
     loop.Nothing  # noqa: B018
+
+
+def test_a_phase_takes_its_guarantee_and_its_folder_under_the_old_names():
+  with pytest.warns(DeprecationWarning, match=r"Phase\((promise|phase)=\)"):
+    phase = loop.Phase(1, *5 * [None], promise="proved", phase="queries")
+  assert (phase.guarantee, phase.subfolder) == (phase.promise, phase.phase)
+  assert (phase.guarantee, phase.subfolder) == ("proved", "queries")

@@ -109,9 +109,11 @@ def test_code_that_a_module_only_imports_is_part_of_the_record_and_of_the_blame(
   assert names.sources(config) != before
   with pytest.raises(TypeError) as caught:
     names.find("own_front:net", "model.name")(num_classes=2, nothing=1)
-  told = names.blame(caught.value)
-  assert told is not None and told.startswith("model.name='own_front:net': TypeError: ")
-  assert told.endswith("(line 9)") and names.blame(ValueError("ours")) is None
+  message = names.blame(caught.value)
+  assert message is not None and message.startswith(
+    "model.name='own_front:net': TypeError: "
+  )
+  assert message.endswith("(line 9)") and names.blame(ValueError("ours")) is None
 
 
 def test_a_dict_field_takes_json_and_python():

@@ -16,7 +16,7 @@ _EACH = pytest.mark.parametrize(
 )
 _MOST = 300_000  # bytes of a file
 _TRACES = (  # of a machine, of an error
-  *(f"/{room}/" for room in ("tmp", "home", "root")),
+  *(f"/{folder}/" for folder in ("tmp", "home", "root")),
   "Traceback (most recent call last)",
 )
 
@@ -53,7 +53,7 @@ def test_an_edited_notebook_is_stale():
 
 
 def test_the_notebook_holds_the_readme_text():
-  """The lines that README and the architecture promise are the lines that run here."""
+  """The lines that README and the architecture guarantee are the lines that run here."""
   source = (_FOLDER / "dp_sgd_in_15_lines.ipynb").read_text()
   for line in (
     "dpjax.Plan.for_data(",

@@ -52,6 +52,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| flag | what it adds |",
     test_page.HEAD,  # which computes it
     "| column or row | flags |",
+    "| you do | what happens |",
     "| command above | simulated (at 99 %) | proved | unamplified |",  # which a test of it computes
   ),
   "docs/serve.md": (
@@ -64,6 +65,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| rule | effect |",
   ),
   "docs/attacks.md": (
+    "| `verdict` | meaning |",
     "| part | attacks | defences |",
     "| `--config=configs/attack/` or flag | what it does |",
     "| message | what it shows |",
@@ -75,6 +77,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| `rmia_tuned` | RMIA, gamma 2 | BaVarIA | LiRA |",
   ),
   "docs/audits.md": (
+    "| verdict | meaning |",
     "| what is put to the test | command |",
     "| number | meaning |",  # of the line above it, once
     "| audit | the most that it can show |",
@@ -114,6 +117,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| model | images are resized to | outputs of | numbers of an example |",
     "| `--config.model.name` | names of | options of a published model |",
     "| flag | what is trained |",
+    "| `--config.pretrained=` | what is read |",
     "| what is trained | loss | parameters to begin from | the model afterwards |",
   ),
   "docs/getting_started.md": (
@@ -168,6 +172,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| not seen | what to do |",
   ),
   "docs/relevance.md": (
+    "| `verdict` | meaning |",
     "| mode | what it does | epsilon |",
     "| in `result.json` | meaning |",
     "| noise | of one number | of each number of a record |",
@@ -177,6 +182,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| relation | what is public | pair of one step, in clip norms |",
     "| sampler | relation | accountant | epsilon |",  # which test_exchanged_sample computes
     "| sampler | who takes part in a step | choose it when |",
+    "| steps t | times k | k out of t | Poisson | unamplified |",  # which test_k_out_of_t computes
   ),
   "docs/secure.md": (
     "| you want | use | extra |",
@@ -204,6 +210,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| key | what it says |",
     "| the target | task in `result.json` | loss of one example | scores |",
     "| you have | write |",
+    "| `--config.model.name` | tokens | what is trained |",
     "| split | a row that is taken out of the file moves |",
     "| `--config.data.name=` | what it reads |",
     "| where | how |",
@@ -268,10 +275,10 @@ def test_a_table_of_invented_numbers_is_seen():
 
 def test_a_row_that_does_not_look_like_one_is_seen():
   table = next(table for table in tables.TABLES if table.page == "docs/toolbox.md")
-  told = tables.made(table)
+  cells = tables.made(table)
   for more in (" | ours | .99 | .99 | .99 |\n", "| ours | .99 | .99 | .99\n", "ours\n"):
-    page = f"Text.\n\n{told}{more}\nMore.\n"
-    assert tables.written(page, table) == f"Text.\n\n{told}\nMore.\n"
+    page = f"Text.\n\n{cells}{more}\nMore.\n"
+    assert tables.written(page, table) == f"Text.\n\n{cells}\nMore.\n"
 
 
 # --- files of one folder
@@ -301,8 +308,8 @@ def _points(rows: list[dict], x: str, y: str) -> dict[tuple, dict[str, float]]:
     kinds = {row["epsilon_kind"] for row in of}
     assert len(kinds) == 1 and len({row["seed"] for row in of}) == len(of), at
     made[at] |= {"epsilon": max((row["epsilon"] or 0) for row in of)}
-    told = ("epsilon_kind", "delta", "neighboring_relation", "unit")
-    made[at] |= {name: of[0][name] for name in told}
+    names = ("epsilon_kind", "delta", "neighboring_relation", "unit")
+    made[at] |= {name: of[0][name] for name in names}
   return made
 
 
@@ -326,10 +333,10 @@ def test_a_curve_is_that_of_its_runs(folder):
   assert found.keys() == expected.keys()
   for at, wanted in expected.items():
     for name, value in wanted.items():
-      told = _told(found[at][name])
-      told = told or 0.0 if name == "epsilon" else told
+      stated = _told(found[at][name])
+      stated = stated or 0.0 if name == "epsilon" else stated
       near = pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
-      assert told == near, (at, name)
+      assert stated == near, (at, name)
 
 
 @pytest.mark.parametrize(
@@ -581,10 +588,14 @@ def test_the_last_audit_is_as_its_page_says():
   rows = tables.entries("audits/table.csv")
   games = json.loads((ROOT / "results/audits/result.json").read_text())["rows"]
   bounds = [(of["what"], game["epsilon_lower"]) for of in games for game in of["games"]]
-  told = [(row["what"], float(row["strongest lower bound (99.9 %)"])) for row in rows]
-  assert [what for what, _ in told] == [what for what, _ in bounds]
-  assert [b for _, b in told] == pytest.approx([b for _, b in bounds], rel=1e-3, abs=1e-3)
-  assert all(float(row["claim: epsilon"]) >= bound for row, (_, bound) in zip(rows, told))
+  audited = [(row["what"], float(row["strongest lower bound (99.9 %)"])) for row in rows]
+  assert [what for what, _ in audited] == [what for what, _ in bounds]
+  assert [b for _, b in audited] == pytest.approx(
+    [b for _, b in bounds], rel=1e-3, abs=1e-3
+  )
+  assert all(
+    float(row["claim: epsilon"]) >= bound for row, (_, bound) in zip(rows, audited)
+  )
   assert _says("docs/audits.md", f"In the last table {len(games)} claims stand")
   text = (ROOT / "results/audits/final_model_mnist/final_model.json").read_text()
   known, unknown = (json.loads(text)["bounds"][name] for name in ("gdp", "clopper_pearson"))

@@ -24,6 +24,8 @@ _ALIKE = {
   "poisson": "a sampler, and its event",
   "bounded_contribution": "a sampler, and its event",
   "fixed_size": "a sampler, and its event",
+  "k_out_of_t": "a sampler, and its event",
+  "with_replacement": "a sampler, and its event",
   "truncated_poisson": "a sampler, and its event",
   "random_allocation": "a sampler, its event, and the proof of its price",
   "discrete": "integer noise, and what it costs",

@@ -198,7 +198,7 @@ def _attacked(outside, config, *flags):
 
 
 def test_a_poisoning_is_settings_with_a_method(outside):
-  told, result = _attacked(
+  message, result = _attacked(
     outside,
     "one_attack",
     "--config.attack=outside.lies:SignFlip",
@@ -213,13 +213,13 @@ def test_a_poisoning_is_settings_with_a_method(outside):
     "name": "outside.lies:SignFlip", "fraction": 0.25, "factor": 9.0,
   }  # fmt: skip
   assert list(result["user_code"]) == ["attack.name"]
-  assert "outside.lies:SignFlip" in told
+  assert "outside.lies:SignFlip" in message
 
 
 def test_an_attack_may_bring_its_own_work_and_rows(outside):
-  told, result = _attacked(outside, "one_guess", "--config.attack.guess=3")
+  message, result = _attacked(outside, "one_guess", "--config.attack.guess=3")
   assert result["task"] == "guessing" and result["rows"][0]["success"] == 0.0
-  assert "| first class |" in told and "| a guess |" in told
+  assert "| first class |" in message and "| a guess |" in message
   assert sorted(result["user_code"]) == [
     "attack.name",
     "train.data.name",

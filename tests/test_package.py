@@ -57,7 +57,9 @@ def _run(*command, cwd, path=()):
 
 def _files(folder):
   """Of the three packages, without what Python leaves there."""
-  found = (path for room in _BUILT for path in (folder / room).rglob("*") if path.is_file())
+  found = (
+    path for package in _BUILT for path in (folder / package).rglob("*") if path.is_file()
+  )
   return {p.relative_to(folder).as_posix() for p in found if "__pycache__" not in p.parts}
 
 
@@ -69,9 +71,9 @@ def installed(tmp_path_factory):
     pytest.skip(f"setuptools {version} is older than pyproject.toml asks for")
   folder = tmp_path_factory.mktemp("package")
   source, target = folder / "source", folder / "site"
-  for room in _BUILT:
+  for package in _BUILT:
     without = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(_ROOT / room, source / room, ignore=without)
+    shutil.copytree(_ROOT / package, source / package, ignore=without)
   for name in _READ:
     shutil.copy(_ROOT / name, source / name)
   _run(sys.executable, "-c", _SDIST, cwd=source)
@@ -100,8 +102,8 @@ def test_an_installation_works_outside_of_the_checkout(installed, tmp_path):
   assert "configs/fed/quickstart.py" in listed and "configs/sweeps/quickstart.py" in listed
   assert "epsilon=3 (proved" in run("-m", "launch.train", "--dry_run")
   few = ["--config.num_rounds=2", "--workdir=fed"]
-  told = run("-m", "launch.federate", "--config=configs/fed/quickstart.py", *few)
-  assert "test_accuracy=" in told and (tmp_path / "fed" / "result.json").exists()
+  done = run("-m", "launch.federate", "--config=configs/fed/quickstart.py", *few)
+  assert "test_accuracy=" in done and (tmp_path / "fed" / "result.json").exists()
   few = ["--config.base.num_steps=2", "--config.seeds=[0]", "--workdir=best"]
-  told = run("-m", "launch.sweep", "--config=configs/sweeps/quickstart.py", *few)
-  assert (tmp_path / "best" / "curve.png").exists(), told
+  done = run("-m", "launch.sweep", "--config=configs/sweeps/quickstart.py", *few)
+  assert (tmp_path / "best" / "curve.png").exists(), done

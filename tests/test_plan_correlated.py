@@ -191,7 +191,7 @@ def test_p43_the_batches_of_a_plan_stay_within_its_sensitivity(name):
   factors = np.array(one.noise_shape.schedule or np.ones(24))[:, None]
   image = (correlated.matrix(strategy, 24) / factors) @ taken
   participation = one.sampler.participation
-  charged = accounting.participation_costs(
+  costs = accounting.participation_costs(
     strategy,
     num_steps=24,
     min_sep=participation.min_sep,
@@ -199,7 +199,7 @@ def test_p43_the_batches_of_a_plan_stay_within_its_sensitivity(name):
     factors=one.noise_shape.schedule,
   )
   worst = np.cumsum(image**2, axis=0).max(axis=1)
-  assert (worst <= charged * (1 + 1e-9)).all()
+  assert (worst <= costs * (1 + 1e-9)).all()
 
 
 def test_p43_a_poisson_trace_would_exceed_it():
@@ -207,9 +207,9 @@ def test_p43_a_poisson_trace_would_exceed_it():
   poisson = dpjax.PoissonSampler(0.25, 101)  # as many per step, but too close together
   for step in range(24):
     taken[step, poisson.draw(100, seed=5, step=step)] = True
-  charged = accounting.participation_costs(_BANDED, num_steps=24, min_sep=4, cyclic=True)
+  costs = accounting.participation_costs(_BANDED, num_steps=24, min_sep=4, cyclic=True)
   worst = ((correlated.matrix(_BANDED, 24) @ taken) ** 2).sum(0).max()
-  assert worst > charged[-1]
+  assert worst > costs[-1]
 
 
 def test_p43_a_step_beyond_the_plan_raises():
@@ -367,10 +367,6 @@ def test_the_statement_names_the_noise_that_the_transform_adds(changes):
   assert stds[0] == pytest.approx(float(new[2] or new[1]), rel=0.05)
   assert stds.max() == pytest.approx(float(alone[1]), rel=0.05)
   assert stds.min() >= 0.95 * float(new[1])
-  charged = re.search(
-    r"Charged as no worse than (.*?): 1 x Gaussian noise of ([\d.]+)", text
-  )
-  assert charged and "not the noise of a step" in charged[1]
-  assert (
-    abs(float(charged[2]) / stds.min() - 1) > 0.1
-  )  # what the old words called the noise
+  match = re.search(r"Charged as no worse than (.*?): 1 x Gaussian noise of ([\d.]+)", text)
+  assert match and "not the noise of a step" in match[1]
+  assert abs(float(match[2]) / stds.min() - 1) > 0.1  # what the old words called the noise

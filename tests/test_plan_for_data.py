@@ -195,13 +195,13 @@ def test_what_cannot_be_read_by_place_is_one_line_without_who_was_drawn(kind):
   ) as caught:
     for _ in plan.batches(_UNREADABLE[kind], rng=0):
       pass
-  told = list(_causes(caught.value))
-  assert len(told) == 1, told  # no other error hangs on it
-  assert "\n" not in told[0] and len(told[0]) < 300
+  causes = list(_causes(caught.value))
+  assert len(causes) == 1, causes  # no other error hangs on it
+  assert "\n" not in causes[0] and len(causes[0]) < 300
   drawn = plan.sampler.draw(_N, seed=0, step=0)
-  assert f"{drawn[0]}, {drawn[1]}" not in told[0]
+  assert f"{drawn[0]}, {drawn[1]}" not in causes[0]
   if "lists" in kind:
-    assert ".with_format('numpy')" in told[0]
+    assert ".with_format('numpy')" in causes[0]
 
 
 def test_errors_of_data_that_are_dpjaxs_own_keep_their_words():

@@ -12,7 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import Plan, accounting, gradients, mechanisms, sampling
-from dpjax.experiments.run import promise
+from dpjax.experiments.run import guarantee
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
 from dpjax.validate import UserError
@@ -149,14 +149,14 @@ def test_they_are_paid_with_the_first_step_and_once():
   assert not plan.steps_alike and plan.epsilon(steps=0) == 0
   first, later = plan.step_event(0), plan.step_event(1)
   assert first.events[0].event == plan.statistics.event() and later == plan.sum_event(0)
-  ledger, said = accounting.Ledger(), promise.of_plan(plan, _N)
+  ledger, said = accounting.Ledger(), guarantee.of_plan(plan, _N)
   for step in range(plan.num_steps):
     ledger = ledger.charge(
       said.step_event(step), l2_clip_norm=0.1, neighboring_relation=_ADD,
       noise_key_id="a", first_step=step,
     )  # fmt: skip
   assert ledger == accounting.Ledger.from_json(ledger.to_json())
-  assert said.charged(ledger) == pytest.approx(plan.epsilon(), rel=1e-6)
+  assert said.accounted(ledger) == pytest.approx(plan.epsilon(), rel=1e-6)
   assert len(ledger.charges) == 2
   rest = dpa.ComposedDpEvent([plan.event(1), plan.remaining_event(1)])
   assert accounting.epsilon(rest, delta=_DELTA) == pytest.approx(
@@ -263,7 +263,7 @@ def test_statistics_of_somebody_elses_are_claimed_not_proved():
   assert not _plan(_POISSON).assumptions
   plan = _plan(_POISSON, statistics=theirs)
   assert plan.assumptions == ("_Cheap: its event is its author's word",)
-  assert promise.of_plan(plan, plan.accountant).kind == "claimed"
+  assert guarantee.of_plan(plan, plan.accountant).kind == "claimed"
 
 
 class _OwnShape(NoiseShape):
@@ -285,4 +285,4 @@ def test_a_shape_and_a_clip_of_somebody_elses_are_claimed_not_proved(given):
   plan = _plan(_POISSON, statistics=None, **given)
   (name,) = (type(part).__name__ for part in given.values())
   assert plan.assumptions == (f"{name}: its event is its author's word",)
-  assert promise.of_plan(plan, plan.accountant).kind == "claimed"
+  assert guarantee.of_plan(plan, plan.accountant).kind == "claimed"

@@ -455,9 +455,9 @@ def test_a_file_that_was_edited_before_it_was_looked_at_is_refused(
     os.utime(tmp_path / "own_help.py", ns=(stat.st_atime_ns, stat.st_mtime_ns))
   with pytest.raises(
     UserError, match="'own_help': its file was edited after it was"
-  ) as told:
+  ) as refused:
     _code()
-  assert len(str(told.value)) < 300
+  assert len(str(refused.value)) < 300
 
 
 def test_a_function_that_the_search_cannot_see_is_refused_when_it_runs(tmp_path, fresh):
@@ -468,9 +468,9 @@ def test_a_function_that_the_search_cannot_see_is_refused_when_it_runs(tmp_path,
   fresh(tmp_path)
   code = _code()
   refused = pytest.raises(UserError, match=r"own_hidden.py: the run calls a function")
-  with refused as told, run_code.watched(code, _code):
+  with refused as caught, run_code.watched(code, _code):
     sys.modules["own_main"].part()
-  assert len(str(told.value)) < 300
+  assert len(str(caught.value)) < 300
   with run_code.watched(_code(), _code):
     pass
 
@@ -524,8 +524,8 @@ def test_a_package_that_is_installed_is_told_by_its_version(tmp_path, fresh):
     packages.version.cache_clear()
     packages.brought_by.cache_clear()
     found.append(_code())
-  told = [code.versions["own_tool"] for code in found]
-  assert told[:2] == ["1.0", "1.1"] and told[2].startswith("1.1 ")
+  versions = [code.versions["own_tool"] for code in found]
+  assert versions[:2] == ["1.0", "1.1"] and versions[2].startswith("1.1 ")
   assert all("own_tool" not in code.modules for code in found)
   packages.version.cache_clear()
   packages.brought_by.cache_clear()
@@ -546,7 +546,7 @@ def test_two_processes_agree(tmp_path, fresh):
     tmp_path, "exec here", _HELP + "\ndef more(x):\n  return x in {'a', 'b', 'c', 'd'}\n"
   )
   fresh(tmp_path)
-  told = {_code()._replace(versions={}).digest().hex()}
+  digests = {_code()._replace(versions={}).digest().hex()}
   for seed in ("1", "2"):
     script = textwrap.dedent(_SCRIPT.format(folder=str(tmp_path)))
     environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -559,8 +559,8 @@ def test_two_processes_agree(tmp_path, fresh):
       [sys.executable, "-c", script], capture_output=True, text=True, env=environment,
       cwd=tmp_path, check=True,
     )  # fmt: skip
-    told.add(done.stdout.strip())
-  assert len(told) == 1
+    digests.add(done.stdout.strip())
+  assert len(digests) == 1
 
 
 # What a file that no source names puts into a library -> how.

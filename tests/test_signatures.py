@@ -39,9 +39,9 @@ def counts(source):
 def _by_room():
   found = collections.defaultdict(lambda: [0, 0])
   for path in _PACKAGE.rglob("*.py"):
-    room = path.relative_to(_PACKAGE).with_suffix("").parts[0]
+    package = path.relative_to(_PACKAGE).with_suffix("").parts[0]
     for index, number in enumerate(counts(path.read_text())):
-      found[room][index] += number
+      found[package][index] += number
   return found
 
 
@@ -55,12 +55,14 @@ def test_the_count_sees_what_it_should():
 
 
 def test_few_public_parameters_are_of_any_type():
-  rooms = _by_room()
-  total, untyped = (sum(room[index] for room in rooms.values()) for index in (0, 1))
+  counts_by_package = _by_room()
+  total, untyped = (
+    sum(counts[index] for counts in counts_by_package.values()) for index in (0, 1)
+  )
   assert untyped / total <= _MOST, f"{untyped} of {total}"
 
 
 def test_the_rooms_that_people_read_first_say_more():
-  shares = {room: _by_room()[room] for room in _READABLE}
-  many = {room: c for room, c in shares.items() if c[1] / c[0] > _MOST_READABLE}
+  shares = {package: _by_room()[package] for package in _READABLE}
+  many = {package: c for package, c in shares.items() if c[1] / c[0] > _MOST_READABLE}
   assert many == {}

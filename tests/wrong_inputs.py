@@ -163,8 +163,8 @@ def walk_data(launcher, count, seed):
   if read is None:
     return verdicts
   for _ in range(count):
-    with tempfile.TemporaryDirectory() as room:
-      path, word = wrong_files.damaged_data(pathlib.Path(room) / "data", rng)
+    with tempfile.TemporaryDirectory() as folder:
+      path, word = wrong_files.damaged_data(pathlib.Path(folder) / "data", rng)
 
       def call(path=path, read=read):
         with wrong_files.in_time():
@@ -184,12 +184,12 @@ def walk_folders(launcher, count, seed):
   go_on = wrong_files.runs()[launcher]
   rng = random.Random(f"{seed} {launcher} folders")
   verdicts = collections.Counter()
-  with tempfile.TemporaryDirectory() as room:
-    whole = pathlib.Path(room) / "whole"
+  with tempfile.TemporaryDirectory() as parent:
+    whole = pathlib.Path(parent) / "whole"
     with wrong_files.in_time(600):
       go_on(whole)
     for number in range(count):
-      folder = pathlib.Path(room) / f"{number}"
+      folder = pathlib.Path(parent) / f"{number}"
       word = wrong_files.damaged_folder(whole, folder, rng)
 
       def call(folder=folder):

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
   )
   from dpjax.accounting.event_kinds.fixed_size import fixed_size_event as fixed_size_event
   from dpjax.accounting.event_kinds.gaussian import gaussian_event as gaussian_event
+  from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTDpEvent as KOutOfTDpEvent
+  from dpjax.accounting.event_kinds.k_out_of_t import k_out_of_t_event as k_out_of_t_event
   from dpjax.accounting.event_kinds.kind import DpEvent as DpEvent
   from dpjax.accounting.event_kinds.kind import EventKind as EventKind
   from dpjax.accounting.event_kinds.kind import event_from_json as event_from_json
@@ -86,6 +88,9 @@ if TYPE_CHECKING:
   )
   from dpjax.accounting.event_kinds.truncated_poisson import (
     truncated_poisson_event as truncated_poisson_event,
+  )
+  from dpjax.accounting.event_kinds.with_replacement import (
+    with_replacement_event as with_replacement_event,
   )
   from dpjax.accounting.ledger import Budget as Budget
   from dpjax.accounting.ledger import BudgetExceeded as BudgetExceeded

@@ -51,8 +51,8 @@ def allocation_rdp(
   Guarantee: an upper bound for an adaptive pass under add_or_remove_one and replace_special;
   exact up to rounding at integer orders. Passes drawn anew add up.
 
-  >>> one = allocation_rdp(1, 2.0, orders=[2.0, 8.0])  # a Gaussian: a / (2 z^2)
-  >>> [round(float(value), 9) for value in one]
+  >>> rdp = allocation_rdp(1, 2.0, orders=[2.0, 8.0])  # a Gaussian: a / (2 z^2)
+  >>> [round(float(value), 9) for value in rdp]
   [0.25, 1.0]
   >>> bool(allocation_rdp(100, 2.0, orders=[8.0]) < 0.02)
   True

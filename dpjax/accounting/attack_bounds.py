@@ -63,7 +63,7 @@ def true_positive_rate(profile: Profile, fpr: float) -> float:
     nearest = int(np.argmin(line(coarse)))
     sides = coarse[max(nearest - 1, 0)], coarse[min(nearest + 1, _COARSE - 1)]
     best = min(best, float(line(np.linspace(*sides, _FINE)).min()))
-  # Guessing reaches the rate itself, so rounding must not promise less.
+  # Guessing reaches the rate itself, so rounding must not guarantee less.
   return max(best, fpr)
 
 

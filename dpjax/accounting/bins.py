@@ -115,9 +115,9 @@ def balls_in_bins_proved(
   Guarantee: an upper bound. UserError: as `epsilon`.
 
   >>> from dpjax.noise.correlated import Independent
-  >>> found = balls_in_bins_proved(Independent(), noise_multiplier=2.0, num_steps=16,
+  >>> proved = balls_in_bins_proved(Independent(), noise_multiplier=2.0, num_steps=16,
   ...   num_bins=8, delta=1e-5)
-  >>> 1.0 < found < 2.96  # a Gaussian of 2 passes: 2.96
+  >>> 1.0 < proved < 2.96  # a Gaussian of 2 passes: 2.96
   True
   """
   validate.integer_at_least(1, num_bins=num_bins)

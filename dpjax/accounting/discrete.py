@@ -66,8 +66,8 @@ def summed_discrete_gaussian_rdp(
 
   Raises UserError for share_variance < 1/4, where the proposition says nothing.
 
-  >>> one = summed_discrete_gaussian_rdp(4.0, 1, l2_sensitivity=2.0, dim=3)
-  >>> bool(np.allclose(one, discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)))
+  >>> rdp = summed_discrete_gaussian_rdp(4.0, 1, l2_sensitivity=2.0, dim=3)
+  >>> bool(np.allclose(rdp, discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)))
   True
   """
   validate.positive(share_variance=share_variance, l2_sensitivity=l2_sensitivity)
@@ -192,8 +192,8 @@ class DistributedNoise:
     """Renyi divergences [len(ORDERS)] of one sum.
 
     Args:
-      survivors: None for the promise; a number for what a sum with so many shares costs,
-        should it have been released: more than the promise where they were fewer.
+      survivors: None for the guarantee; a number for what a sum with so many shares costs,
+        should it have been released: more than the guarantee where they were fewer.
     """
     shares = self.min_survivors if survivors is None else survivors
     validate.integer_at_least(1, survivors=shares)

@@ -148,6 +148,9 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   steps = accountable(event, **counting)
   if dpa.NonPrivateDpEvent() in steps:
     return lambda epsilons: np.ones(len(epsilons))
+  # Nothing ran: the formula of RDP would divide by zero.
+  if not steps:
+    return lambda epsilons: np.zeros(len(epsilons))
   pld = counting.get("accountant", "pld") == "pld"
   profile = _pld_profile(steps) if pld else _rdp_profile(steps)
   if not in_two(steps, counting.get("neighboring_relation", "")):

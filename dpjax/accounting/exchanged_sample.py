@@ -170,12 +170,12 @@ def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.
   wanted = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)]))
   logs = []
   # Where everybody is in the batch, q = 1, the sum has its last term alone.
-  log_rest = math.log1p(-sampling_prob) if sampling_prob < 1 else -1e300
+  log_remainder = math.log1p(-sampling_prob) if sampling_prob < 1 else -1e300
   for order in wanted:
     counts = np.arange(order + 1)
     binomial = special.gammaln(order + 1) - special.gammaln(counts + 1)
     binomial -= special.gammaln(order - counts + 1)
-    others = (order - counts) * log_rest
+    others = (order - counts) * log_remainder
     # The integral over r > 1 of N(0) e^(k t), t = shift x - shift^2 / 2.
     tails = special.log_ndtr((counts - 0.5) * shift)
     tails += counts * (counts - 1) * shift**2 / 2

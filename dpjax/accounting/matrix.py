@@ -176,7 +176,7 @@ def participation_costs(
   """Squared sensitivity s_t^2 of the first t rows of C, for t = 1 .. num_steps; rising.
 
   Args:
-    strategy: C, with no negative entry (its own promise).
+    strategy: C, with no negative entry (its own guarantee).
     min_sep, cyclic: steps of one example are at least min_sep apart; multiples of it if
       cyclic. Nothing else limits how often it takes part.
     factors: factors of the white noise at each step, () for 1.

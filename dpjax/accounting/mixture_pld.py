@@ -14,14 +14,60 @@ from __future__ import annotations
 import numpy as np
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
-from scipy import special
+from scipy import special, stats
 
 # Beyond it, in standard deviations, a normal has a mass of 1e-23.
 _TAIL = 10.0
 _LEAST_MASS = 1e-23
 _NEWTON = 100
+_MOST_COUNTS = 256
+# Above so many numbers those that are rarer than delta can tell are taken together.
+_FEW = 16
+_RARE = 1e-25
+_LARGEST_PAIR = 50.0
 # Added to each delta: more than its sums of at most 300 terms can lose by rounding.
 _ROUNDING = 1e-16
+
+
+def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
+  """Returns numbers of successes and their chances, [k]; fewer than 260 of them.
+
+  Args:
+    trials: 256 or less, or so many that `trials * prob` is 1 or less.
+    prob: of each.
+
+  >>> binomial_counts(2, 0.5)
+  (array([0., 1., 2.]), array([0.25, 0.5 , 0.25]))
+  """
+  counts = np.arange(min(trials, _MOST_COUNTS) + 1)
+  chances = np.asarray(stats.binom.pmf(counts, trials, prob), float)
+  # All together are less than delta can tell, and their logarithms would be infinite.
+  kept = chances > 1e-300
+  counts = counts[kept].astype(float)
+  chances = chances[kept] / chances[kept].sum()
+  if len(counts) <= _FEW:
+    return counts, chances
+  # Rare numbers count as the largest one, which moves the sum further and costs no less.
+  beyond = np.cumsum(chances[::-1])[::-1]
+  usual = max(_FEW, int((beyond > _RARE).sum()))
+  if usual >= len(counts) - 1:
+    return counts, chances
+  return (
+    np.append(counts[:usual], counts[-1]),
+    np.append(chances[:usual], chances[usual:].sum()),
+  )
+
+
+def typical_renyi_two(*, chances: np.ndarray, shifts: np.ndarray) -> float:
+  """Returns the approximate Renyi divergence of order 2, which only guides the choice of a grid.
+
+  >>> round(typical_renyi_two(chances=np.array([1.0]), shifts=np.array([0.5])), 6)
+  0.25
+  """
+  logs: np.ndarray = np.log(chances)
+  # Rare batches with very many records would ask for a grid that no other batch can use.
+  losses = np.minimum(np.outer(shifts, shifts), _LARGEST_PAIR)
+  return max(float(np.asarray(special.logsumexp(logs[:, None] + logs + losses))), 1e-30)
 
 
 def mixture_pld(
@@ -76,7 +122,7 @@ def _exponents(
 
 
 def _losses(points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-  return special.logsumexp(_exponents(points, log_chances, shifts), axis=1)
+  return np.asarray(special.logsumexp(_exponents(points, log_chances, shifts), axis=1))
 
 
 def _thresholds(
@@ -87,7 +133,7 @@ def _thresholds(
   points = np.full(len(losses), far)
   for _ in range(_NEWTON):
     exponents = _exponents(points, log_chances, shifts)
-    log_ratios = special.logsumexp(exponents, axis=1)
+    log_ratios = np.asarray(special.logsumexp(exponents, axis=1))
     slopes = np.exp(exponents - log_ratios[:, None]) @ shifts
     # Convex and begun from above, so steps lead down and never past the root.
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -97,6 +143,22 @@ def _thresholds(
       break
     points = moved
   return points
+
+
+def removed_deltas(
+  epsilons: np.ndarray, *, chances: np.ndarray, shifts: np.ndarray
+) -> np.ndarray:
+  """Returns delta of P against Q at rising epsilons, an upper bound, [n].
+
+  Args:
+    epsilons: rising, [n].
+    chances: p_i, as for `mixture_pld`, [k].
+    shifts: s_i, as for `mixture_pld`, [k].
+
+  >>> removed_deltas(np.array([1.0]), chances=np.array([1.0]), shifts=np.array([1.0])).round(4)
+  array([0.1269])
+  """
+  return _deltas(epsilons, np.log(chances), shifts, removed=True)
 
 
 def _deltas(

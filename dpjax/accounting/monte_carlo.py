@@ -74,9 +74,9 @@ def balls_in_bins_epsilon(
       / delta are needed.
 
   >>> from dpjax.noise.correlated import Independent
-  >>> found = balls_in_bins_epsilon(Independent(), noise_multiplier=1.0, num_steps=4,
+  >>> simulated = balls_in_bins_epsilon(Independent(), noise_multiplier=1.0, num_steps=4,
   ...   num_bins=4, delta=0.01, num_samples=10_000)
-  >>> found.estimate < found.upper < 2.7  # a Gaussian without bins: 2.68 at delta 0.01
+  >>> simulated.estimate < simulated.upper < 2.7  # a Gaussian without bins: 2.68 at delta 0.01
   True
   """
   _check_simulation(noise_multiplier, delta, num_samples, confidence)
@@ -141,9 +141,9 @@ def min_sep_epsilon(
       rows, and the likelihood ratio is a sum over all its sets of steps.
 
   >>> from dpjax.noise.correlated import Independent
-  >>> found = min_sep_epsilon(Independent(), noise_multiplier=1.0, num_steps=4,
+  >>> simulated = min_sep_epsilon(Independent(), noise_multiplier=1.0, num_steps=4,
   ...   sampling_prob=0.1, min_sep=4, delta=0.01, num_samples=10_000)
-  >>> found.estimate < found.upper < 2.7
+  >>> simulated.estimate < simulated.upper < 2.7
   True
   """
   _check_simulation(noise_multiplier, delta, num_samples, confidence)

@@ -80,10 +80,10 @@ def set_aside(
 def with_aborts(profile: Profile, *, aside: float, epsilon: float) -> Profile:
   """Returns the privacy profile of a run whose aborts cost `aside` of delta at `epsilon`.
 
-  A run that aborts with probability B pays (1 + e^epsilon) B of delta at every epsilon.
+  A run that aborts with probability B adds (1 + e^epsilon) B to delta at every epsilon.
 
-  >>> paid = with_aborts(lambda epsilons: np.zeros(len(epsilons)), aside=2e-6, epsilon=0.0)
-  >>> paid([0.0])
+  >>> deltas = with_aborts(lambda epsilons: np.zeros(len(epsilons)), aside=2e-6, epsilon=0.0)
+  >>> deltas([0.0])
   array([2.e-06])
   """
   if not aside:

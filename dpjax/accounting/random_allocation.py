@@ -27,6 +27,23 @@ the record removed (P against Q), (1 - a L)_+ with it added (Q against P), a >= 
    larger divergence. The transforms' error is bounded in L1 (`_sum`) and added, doubled,
    as mass at infinite loss. They are taken in long double, where the machine has one.
 
+Where a record is in k of T steps (`KOutOfTKind`), all sets S of k steps alike,
+
+  L = sum over S of prod_(t in S) X_t / (T choose k),
+
+and k passes of about T / k steps each dominate:
+
+6. L is affine in each X_t with a slope >= 0, so 1. holds word by word.
+7. Order the steps uniformly at random, cut them into k blocks, and take one uniform step of each.
+   No step differs from another, so the set of these k steps is uniform, whatever the sizes of the
+   blocks are. Hence L = E_B prod_j mean_(t in B_j) X_t, over random blocks B.
+8. By Jensen's inequality E f(L) <= E_B E f(prod_j mean_(t in B_j) X_t) for each convex f. Given B
+   the product is that of k independent passes, of one step out of |B_j| each.
+
+Feldman and Shenfeld (2025, below) reduce it to k passes of floor(T / k) steps. Blocks of unequal
+size use all steps: T mod k of them have one more. It is exact at k = 1 and k = T. Between, the true
+cost is smaller, and nobody has proved by how much.
+
 The observation 1. that the pair is that of T independent lognormals, and numerical accounting
 by it, are Feldman and Shenfeld's (2025, arXiv:2502.08202; 2026, arXiv:2602.17284); T steps
 without adaptivity were Choquette-Choo et al.'s (2024, arXiv:2410.06266) and Chua et al.'s
@@ -64,7 +81,7 @@ _UNIT = 2.0**-53
 _LONG_UNIT = float(np.finfo(np.longdouble).eps) / 2
 
 
-class _Law(NamedTuple):
+class _Masses(NamedTuple):
   """Masses of the sum at (first + i) h, under P where the record is removed, else under Q."""
 
   width: float  # h
@@ -100,12 +117,12 @@ def allocation_pld(
       noise_multiplier, value_discretization_interval=interval
     )
   # Loss of a removed record: log L under P.
-  term = _law(num_steps, shift, cells, removed=True)
+  term = _masses_of_sum(num_steps, shift, cells, removed=True)
   lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=True)
   lost = min(1.0, term.lost)
   removed = pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
   # Loss of an added record: -log L under Q, on the same grid backwards.
-  term = _law(num_steps, shift, cells, removed=False)
+  term = _masses_of_sum(num_steps, shift, cells, removed=False)
   lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=False)
   finite = _two_ends(low, high)
   lost = min(1.0, term.lost + (0.0 if term.first else float(term.masses[0])))
@@ -114,7 +131,7 @@ def allocation_pld(
   return pld_lib.PrivacyLossDistribution(removed, added)
 
 
-def _positive(term: _Law, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _positive(term: _Masses, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
   """Points of the window where L > 0, with their masses."""
   start = int(term.first == 0)
   ratios = (term.first + np.arange(start, len(term.masses))) * (term.width / num_steps)
@@ -160,7 +177,7 @@ class _Window(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Law:
+def _masses_of_sum(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Masses:
   """The distribution of X_1 + .. + X_T, under P (`removed`) or Q."""
   window = _window(num_steps, shift, cells, removed=removed)
   term_masses, beyond = _one_term(shift, window.width, window.cap + 1, removed=removed)
@@ -171,7 +188,7 @@ def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Law:
   wrapped = _tail(term_masses, having, num_steps, edge, above=removed)
   # The transform counts cells from 0 round the circle. The window starts elsewhere.
   start = window.first % window.cells
-  return _Law(
+  return _Masses(
     window.width, window.first, np.roll(masses, -start), 2 * error + beyond + wrapped
   )
 

@@ -12,7 +12,7 @@ What dpjax claims for those is `sampling.ShuffledSampler`'s event, without ampli
 | bound                | by                                         | when                         |
 | -------------------- | ------------------------------------------ | ---------------------------- |
 | `amplified_epsilon`  | theorem 3.1, closed form                   | eps_0 <= ln(n / 16 ln(2/d))  |
-| `amplified_delta`    | theorem 3.2, the clones' laws added up     | always; n up to a few 10^5   |
+| `amplified_delta`    | theorem 3.2, the clones' masses added up   | always; n up to a few 10^5   |
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ def accountable(
   steps = merged_parts(event)
   for part in steps:
     _check_supported(part, str(neighboring_relation), accountant)
+  steps = _reduced(steps)
   if neighboring_relation == ADD:
     return converted(steps, lambda part: kind_of(part).under_add_or_remove_one(part))
   # Replacing in two steps uses the parts as they are; their noise is not halved.
@@ -55,6 +56,18 @@ def accountable(
   # dp_accounting's two accountants read noise under REPLACE_ONE differently, so it is
   # converted here, once.
   return converted(steps, lambda part: kind_of(part).under_replace_one(part))
+
+
+def _reduced(steps: Parts) -> Parts:
+  """Returns the parts, each exchanged for the event by which its kind proves its cost."""
+  reduced = {part: kind_of(part).accounted_as(part) for part in steps}
+  if all(part is event for part, event in reduced.items()):
+    return steps
+  return merged_parts(
+    dpa.ComposedDpEvent(
+      [dpa.SelfComposedDpEvent(reduced[part], times) for part, times in steps.items()]
+    )
+  )
 
 
 def in_two(steps: Parts, neighboring_relation: str) -> bool:

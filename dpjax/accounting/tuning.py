@@ -44,7 +44,7 @@ def select_rdp(
     raise UserError(
       "must be > 1, one for each value of rdp", field="orders", value=list(orders)
     )
-  check_law(mean_trials, shape)
+  check_trials(mean_trials, shape)
   if shape == math.inf:
     # The limit distribution: a Poisson number of trials.
     of_one = np.asarray(rdp, float)
@@ -68,10 +68,12 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
   >>> stopping_prob(10.0, 1.0)
   0.1
   """
-  check_law(mean_trials, shape)
+  check_trials(mean_trials, shape)
   if shape == math.inf:
     raise UserError(
-      "the Poisson law has no stopping probability", field="shape", value=Verbatim("inf")
+      "the Poisson distribution has no stopping probability",
+      field="shape",
+      value=Verbatim("inf"),
     )
   if mean_trials == 1:
     return 1.0
@@ -112,7 +114,7 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
   >>> draw_trials(np.random.default_rng(0), mean_trials=1.0)
   1
   """
-  check_law(mean_trials, shape)
+  check_trials(mean_trials, shape)
   if shape == math.inf:
     return int(rng.poisson(mean_trials))
   gamma = stopping_prob(mean_trials, shape)
@@ -129,7 +131,7 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
   return drawn
 
 
-def check_law(mean_trials: float, shape: float) -> None:
+def check_trials(mean_trials: float, shape: float) -> None:
   """Raises UserError unless a number of trials can have this distribution; see
   `draw_trials`."""
   validate.positive(mean_trials=mean_trials)

@@ -180,9 +180,14 @@ def _by_pairs(
 class Judged(NamedTuple):
   """One false positive rate at which an attack is judged."""
 
-  found: roc.RateAtFpr
+  rate: roc.RateAtFpr
   allowed: tuple[float, float]  # TPR at both ends of the FPR's interval
   verdict: str
+
+  @property
+  def found(self) -> roc.RateAtFpr:
+    """The old name of `rate`, for one release."""
+    return self.rate
 
 
 class Judgement(NamedTuple):
@@ -226,13 +231,13 @@ def judge(
     verdict = "above"
   else:
     verdict = "cannot tell" if "cannot tell" in verdicts else "below"
-  details = "; ".join(map(_told, points))
+  details = "; ".join(map(_detail, points))
   return Judgement(verdict, points, f"{_WORDS[verdict]} ({line.words}): {details}")
 
 
 _WORDS = {
-  "above": "ABOVE the line that the promise allows",
-  "below": "below the line that the promise allows",
+  "above": "ABOVE the line that the guarantee allows",
+  "below": "below the line that the guarantee allows",
   "cannot tell": "too few records to tell on which side of the line",
 }
 
@@ -248,9 +253,9 @@ def _judged(rate: roc.RateAtFpr, line: AllowedRoc) -> Judged:
   return Judged(rate, (low, high), verdict)
 
 
-def _told(point: Judged) -> str:
-  tpr = point.found.tpr_interval
-  fpr = point.found.fpr_interval
+def _detail(point: Judged) -> str:
+  tpr = point.rate.tpr_interval
+  fpr = point.rate.fpr_interval
   return (
     f"TPR {lower(tpr[0])} to {upper(tpr[1])} at FPR {lower(fpr[0])} to {upper(fpr[1])}, "
     f"where at most {lower(point.allowed[0])} to {upper(point.allowed[1])} is allowed"

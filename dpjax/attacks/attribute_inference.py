@@ -5,7 +5,7 @@ The attacker knows a record but for one attribute, its label included, and tries
 the one under which the model finds the label likeliest, times how frequent the value is, is
 the guess (Fredrikson et al. 2014; Yeom et al. 2018).
 
-A model that has learned how people are guesses right about people it has never seen, too. That
+A model that has learned how persons are guesses right about persons it has never seen, too. That
 is no leak of a record: what counts is the ADVANTAGE, how much oftener the guess is right about
 records that the model was trained on than about those that it was not (ibid.).
 """
@@ -124,8 +124,8 @@ def attribute_advantage(
 
   Raises UserError for shapes that do not match, a record that every model held, or none.
 
-  >>> found = attribute_advantage([[1, 0], [0, 0]], np.eye(2, dtype=bool), [1, 0])
-  >>> found.with_record, found.without_record, found.advantage
+  >>> result = attribute_advantage([[1, 0], [0, 0]], np.eye(2, dtype=bool), [1, 0])
+  >>> result.with_record, result.without_record, result.advantage
   (1.0, 0.5, 0.5)
   """
   validate.open_unit(confidence=confidence)

@@ -89,8 +89,8 @@ class ClassInversion:
 
     >>> weights = jnp.array([[2.0, -1.0], [0.0, 1.0]])  # x [B, 2] @ weights
     >>> find = ClassInversion(low=-1.0)
-    >>> found = find(lambda w, x: x @ w, weights, (2,), classes=[0, 1], key=jax.random.key(0))
-    >>> found.x.round(1).tolist(), bool(found.confidence.min() > 0.9)
+    >>> pictures = find(lambda w, x: x @ w, weights, (2,), classes=[0, 1], key=jax.random.key(0))
+    >>> pictures.x.round(1).tolist(), bool(pictures.confidence.min() > 0.9)
     ([[1.0, -1.0], [-1.0, 1.0]], True)
     """
     shape = tuple(shape)

@@ -44,9 +44,9 @@ def quantile_regression(
   `fpr`.
 
   >>> known = np.linspace(0, 1, 400)
-  >>> told = dict(known_log_odds=5 * known, known_features=known[:, None], fpr=0.05)
-  >>> found = quantile_regression([1.0, 4.9], [[0.9], [0.1]], **told)  # only the second is surer
-  >>> (found > 0).tolist()
+  >>> options = dict(known_log_odds=5 * known, known_features=known[:, None], fpr=0.05)
+  >>> scores = quantile_regression([1.0, 4.9], [[0.9], [0.1]], **options)
+  >>> (scores > 0).tolist()
   [False, True]
   """
   validate.open_unit(fpr=fpr)

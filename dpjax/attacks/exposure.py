@@ -180,8 +180,8 @@ def extrapolate(
   Raises UserError for numbers that are not finite, too few references, or equal ones.
 
   >>> references = 10 + special.ndtri(np.arange(0.5, 1000) / 1000)
-  >>> found = extrapolate(6.0, references)  # 4 deviations: -log2(3.2e-5)
-  >>> round(found.bits, 1), found.outside, found.p_value > 0.5
+  >>> extrapolated = extrapolate(6.0, references)  # 4 deviations: -log2(3.2e-5)
+  >>> round(extrapolated.bits, 1), extrapolated.outside, extrapolated.p_value > 0.5
   (15.0, True, True)
   """
   validate.integer_at_least(20, draws=draws)

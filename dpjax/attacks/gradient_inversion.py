@@ -251,8 +251,8 @@ class Inversion:
   >>> view = gradient_view(lambda w, e: jnp.tanh(jnp.dot(w, e.x)) ** 2, jnp.array([1.0, 0.5]))
   >>> seen = view(Example(jnp.array([[0.3, -0.2]]), jnp.array([0])))
   >>> attack = Inversion(view, (1, 2), num_classes=1, method=Dlg(steps=100), restarts=2)
-  >>> found = attack(seen, [0], key=jax.random.key(0))
-  >>> np.abs(found.x).round(3).tolist()  # tanh^2 is even: the sign does not show
+  >>> inverted = attack(seen, [0], key=jax.random.key(0))
+  >>> np.abs(inverted.x).round(3).tolist()  # tanh^2 is even: the sign does not show
   [[0.3, 0.2]]
   """
 

@@ -119,8 +119,8 @@ def dense_leakage(
     UserError: fewer than 3 batches, NaN, shapes that do not belong together.
 
   >>> x = np.random.default_rng(0).normal(size=(5, 1, 8))
-  >>> found = dense_leakage(x.reshape(5, 8, 1) * [[[2.0, -1.0, 0.0]]], x)
-  >>> round(found.score, 6), bool(np.max(found.null) < 0.9)
+  >>> leakage = dense_leakage(x.reshape(5, 8, 1) * [[[2.0, -1.0, 0.0]]], x)
+  >>> round(leakage.score, 6), bool(np.max(leakage.null) < 0.9)
   (1.0, True)
   """
   slopes = _finite("kernels", kernels, 3)

@@ -45,9 +45,9 @@ def descend(
   Args:
     memory: pairs that L-BFGS keeps.
 
-  >>> found = descend(
+  >>> descent = descend(
   ...   lambda x: (float(x @ x), 2 * x), np.ones(3), steps=9, memory=5, tolerance=1e-9)
-  >>> found.value <= 1e-9, np.abs(found.x).max().round(3)
+  >>> descent.value <= 1e-9, np.abs(descent.x).max().round(3)
   (True, np.float64(0.0))
   """
   best = Descent(np.asarray(start, np.float64), np.inf, 0)

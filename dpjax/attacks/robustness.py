@@ -38,8 +38,8 @@ class Defence(NamedTuple):
 def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[int], int]]:
   """Number of arbitrary clients of n that each aggregator tolerates.
 
-  >>> found = breakdown_points(num_byzantine=2, trim=0.25)
-  >>> {name: most(9) for name, most in found.items()}
+  >>> points = breakdown_points(num_byzantine=2, trim=0.25)
+  >>> {name: most(9) for name, most in points.items()}
   {'mean': 0, 'median': 4, 'trimmed_mean': 2, 'krum': 2, 'geometric_median': 4}
   """
   numbers = {"num_byzantine": num_byzantine, "trim": trim}
@@ -68,8 +68,8 @@ def defences(
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=9), noise_multiplier=0.0,
   ...   l2_clip_norm=1.0, normalize_by=9, num_steps=1, delta=1e-5)
-  >>> found = defences(plan, num_byzantine=2, trim=0.25, num_selected=7)
-  >>> {name: defence.tolerates(9) for name, defence in found.items()}
+  >>> rows = defences(plan, num_byzantine=2, trim=0.25, num_selected=7)
+  >>> {name: defence.tolerates(9) for name, defence in rows.items()}
   {'mean': 0, 'median': 4, 'trimmed_mean': 2, 'krum': 2, 'multi_krum': 2, 'geometric_median': 4}
   """
   most = breakdown_points(num_byzantine=num_byzantine, trim=trim)

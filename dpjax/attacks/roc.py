@@ -144,8 +144,8 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   """TPR at `fpr`, each interval at `confidence`.
 
   >>> curve = curve_of(np.arange(200.0), np.arange(200) >= 100)  # all members are above
-  >>> found = rate_at(curve, 0.01)
-  >>> found.tpr, found.false_positives, [round(end, 3) for end in found.tpr_interval]
+  >>> rate = rate_at(curve, 0.01)
+  >>> rate.tpr, rate.false_positives, [round(end, 3) for end in rate.tpr_interval]
   (1.0, 1, [0.964, 1.0])
   """
   validate.open_unit(fpr=fpr, confidence=confidence)
@@ -222,10 +222,10 @@ def measure(
 ) -> Leakage:
   """AUC, balanced accuracy and the TPR at each of `fprs`; every interval at `confidence`.
 
-  >>> found = measure(np.arange(2000.0), np.arange(2000) >= 1000)
-  >>> found.auc, found.balanced_accuracy, found.rates[0].tpr
+  >>> leakage = measure(np.arange(2000.0), np.arange(2000) >= 1000)
+  >>> leakage.auc, leakage.balanced_accuracy, leakage.rates[0].tpr
   (1.0, 1.0, 1.0)
-  >>> round(found.auc_interval[0], 3), found.rates[0].resolved
+  >>> round(leakage.auc_interval[0], 3), leakage.rates[0].resolved
   (0.957, True)
   """
   validate.open_unit(confidence=confidence)
@@ -257,8 +257,8 @@ def slices(
   """Measures each group of records alone, such as a class; None for a group without members
   or non-members. groups: integers [n]. options: of `measure`.
 
-  >>> found = slices([2.0, 1.0, 0.0], np.array([True, False, True]), [0, 0, 1])
-  >>> found[0].auc, found[1]
+  >>> parts = slices([2.0, 1.0, 0.0], np.array([True, False, True]), [0, 0, 1])
+  >>> parts[0].auc, parts[1]
   (1.0, None)
   """
   # Called for its checks alone: it refuses malformed scores and members.

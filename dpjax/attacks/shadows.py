@@ -243,7 +243,7 @@ def _rows(records: Dataset, included: HostArray) -> np.ndarray:
   return rows
 
 
-def _streams(seed: int, index: int) -> tuple[Array, Array, int]:
+def _keys_of(seed: int, index: int) -> tuple[Array, Array, int]:
   """Key of a shadow's noise, key of its initial parameters, and seed of its batches."""
   words = np.random.SeedSequence([seed, _STREAM, index]).generate_state(6)
   # `jax.random.key` takes only 32 bits, so the others are folded in.
@@ -256,7 +256,7 @@ def _trained(
   pipeline: _Pipeline, records: Dataset, rows: np.ndarray, indices: list[int], seed: int
 ) -> list[Any]:
   """Trains a group, whose rows are `rows`, and returns the final states."""
-  noise, init, seeds = zip(*(_streams(seed, index) for index in indices))
+  noise, init, seeds = zip(*(_keys_of(seed, index) for index in indices))
   states = [
     pipeline.algorithm(key).init(pipeline.init_params(first))
     for key, first in zip(noise, init)

@@ -81,8 +81,8 @@ def bootstrap_interval(
     num_draws: at least 100.
 
   >>> noise = np.random.default_rng(0).standard_normal((2, 400))
-  >>> found = bootstrap_interval(auc, Scores(1 + noise[0], noise[1]), seed=0, num_draws=200)
-  >>> found.low < found.estimate < found.high, round(found.high - found.low, 2)
+  >>> interval = bootstrap_interval(auc, Scores(1 + noise[0], noise[1]), seed=0, num_draws=200)
+  >>> interval.low < interval.estimate < interval.high, round(interval.high - interval.low, 2)
   (True, 0.06)
   """
   validate.open_unit(confidence=confidence)

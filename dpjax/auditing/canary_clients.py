@@ -33,7 +33,7 @@ as the relation says, and the guarantee of the run, (epsilon, delta)-DP for a us
 (epsilon, delta)-DP in each coin. That is the only premise of Steinke, Nasr and Jagielski
 2023, Theorem 5.2, whatever the adversary computes from M(c) alone: `one_run`. `one_run_fdp`
 needs M to be Gaussian-DP besides. Canaries that join change nothing in this: under
-add_or_remove_one a promise is about federations of any size. M is run on the same clients,
+add_or_remove_one a guarantee is about federations of any size. M is run on the same clients,
 beside those canaries that are in; the sampler has room for all m of them, and its probability
 and the divisor are those of the federation without any. Parameters of canaries are a part of
 the messages, under one clip norm and one noise with the model's: a longer vector, for which
@@ -316,8 +316,8 @@ class OwnParameters(NamedTuple):
 def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
   """The directions of canaries among updates of these parameters, a function of the seed.
 
-  >>> made = directions({"w": jnp.zeros(64)}, num_canaries=5, seed=0)
-  >>> along = made.along(made.one(jnp.int32(3), {"w": jnp.zeros(64)})["w"])
+  >>> drawn = directions({"w": jnp.zeros(64)}, num_canaries=5, seed=0)
+  >>> along = drawn.along(drawn.one(jnp.int32(3), {"w": jnp.zeros(64)})["w"])
   >>> [round(abs(float(cosine)), 5) for cosine in along]
   [0.0, 0.0, 0.0, 1.0, 0.0]
   """

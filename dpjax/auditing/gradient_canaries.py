@@ -128,7 +128,7 @@ def gradient_canaries(
 
   @jax.jit
   def step(state, ids, signs, mask):
-    grads = length * signs[:, None] * jax.nn.one_hot(ids, num_canaries)  # [slots, m]
+    grads = length * signs[:, None] * jax.nn.one_hot(ids, num_canaries)  # [batch, m]
     offered: Any = gradients.stacked(grads)
     return tx.update(offered, state, jnp.zeros(num_canaries), mask=mask)
 

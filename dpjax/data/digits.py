@@ -21,7 +21,7 @@ def split_indices() -> tuple[np.ndarray, np.ndarray]:
   """(train [1437], test [360]): the beginning and the last 360 of one fixed permutation.
 
   The permutation depends on nothing but this file. `RandomState` is used because NumPy
-  freezes its stream for ever, which it does not promise for `default_rng`.
+  freezes its stream for ever, which it does not guarantee for `default_rng`.
 
   >>> train, test = split_indices()
   >>> len(train), len(test), len(np.intersect1d(train, test))

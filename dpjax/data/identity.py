@@ -37,10 +37,10 @@ def digest(data: Labelled | Federation) -> bytes:
     data: a `Dataset` (anything with `x` and `y`), or a `Federation`.
 
   >>> from dpjax.data.dataset import from_arrays
-  >>> one = from_arrays(np.zeros((3, 1)), [0, 1, 1], num_classes=2)
+  >>> first = from_arrays(np.zeros((3, 1)), [0, 1, 1], num_classes=2)
   >>> same = from_arrays(np.zeros((3, 1)), [0, 1, 1], num_classes=2, name="copy")
   >>> other = from_arrays(np.zeros((3, 1)), [0, 1, 0], num_classes=2)
-  >>> digest(one) == digest(same), digest(one) == digest(other), len(digest(one))
+  >>> digest(first) == digest(same), digest(first) == digest(other), len(digest(first))
   (True, False, 32)
   """
   held: Any = data

@@ -21,7 +21,7 @@ from dpjax.data import natural, text
 from dpjax.data.dataset import first_line, from_arrays
 from dpjax.data.federation import Federation
 from dpjax.data.npz import UNDECLARED
-from dpjax.data.registry import own_path
+from dpjax.data.registry import user_path
 from dpjax.validate import UserError, integer_at_least, no_pipe
 
 PREPARE = "write it with ./preprocess.sh of a data set of github.com/TalwalkarLab/leaf"
@@ -69,7 +69,7 @@ def leaf_federation(
       a damaged file, users who are named twice in a file or lack x or y.
   """
   integer_at_least(1, max_length=max_length)
-  root = own_path(name, data_dir)
+  root = user_path(name, data_dir)
   options = (num_classes, max_length, shape, max_examples)
   try:
     train, test = (_split(root, split, *options) for split in ("train", "test"))

@@ -181,11 +181,11 @@ def natural_federation(
       "must name the field that says whose each record is", field="client_id", value=""
     )
   if tables.is_table(name):
-    path = registry.own_path(name, data_dir)
+    path = registry.user_path(name, data_dir)
     held = registry.declared_at(declaration, data_dir)
     parts = list(zip(*tables.table_fields(path, client_id, held)))
   elif name.endswith(".npz"):
-    parts = npz.load_npz_fields(registry.own_path(name, data_dir), client_id, num_classes)
+    parts = npz.load_npz_fields(registry.user_path(name, data_dir), client_id, num_classes)
   else:
     root = registry.prepared_root(name, data_dir)
     parts = prepared.load_prepared_fields(

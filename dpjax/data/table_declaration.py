@@ -5,6 +5,9 @@ A declaration is a dict, or a TOML or JSON file of one. Its keys:
 - `columns`: the features by name, in the order of the inputs. A number has `lower` and `upper`, a
   category has `values`. `missing` is what stands for no value. `other` is the value of a category
   that stands for those which are not listed.
+  A text has `length`: how many tokens of it are kept. It is then the one column of inputs.
+- `tokenizer`: path of a public `tokenizer.json`, by which a text becomes tokens, relative to the
+  folder of the table; without it tokens are bytes.
 - `target`: `column` with `values` (classes), or with `lower` and `upper` (a number). Several
   labels have `columns`, and two `values`: the text of no, then that of yes.
 - `split`: `column` with the texts in it that mean `train` and `test`; or `test_file`, a second
@@ -38,8 +41,9 @@ from dpjax.validate import UserError, Verbatim
 
 _KEYS = (
   "columns", "target", "split", "ignore", "missing_values", "num_examples", "delimiter",
-  "encoding",
+  "encoding", "tokenizer",
 )  # fmt: skip
+_MOST_TOKENS = 2**20
 _MOST_BYTES = 2**24
 _Parsed = TypeVar("_Parsed")
 
@@ -72,6 +76,17 @@ class Category:
 
 
 @dataclasses.dataclass(frozen=True)
+class Text:
+  """A column of texts, which becomes tokens and is the whole of the inputs.
+
+  Args:
+    length: tokens that are kept of a text; shorter ones are padded with 0.
+  """
+
+  length: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Split:
   """Rule for the test rows: one of a column, a second file, or a hash.
 
@@ -91,7 +106,7 @@ class Split:
 class Declaration:
   """Everything that is public about a table; see the module for the keys of its file."""
 
-  columns: Mapping[str, Number | Category]
+  columns: Mapping[str, Number | Category | Text]
   # The columns that hold the target, and how each is read.
   target_columns: tuple[str, ...]
   target_kind: Number | Category
@@ -101,6 +116,13 @@ class Declaration:
   num_examples: int | None = None
   delimiter: str | None = None
   encoding: str = "utf-8-sig"
+  tokenizer: str | None = None
+
+  @property
+  def text(self) -> Text | None:
+    """The column of texts, where that is what the inputs are."""
+    (first, *_) = self.columns.values()
+    return first if isinstance(first, Text) else None
 
   @property
   def target(self) -> Interval | Labels | None:
@@ -119,8 +141,11 @@ class Declaration:
 
   @property
   def width(self) -> int:
-    """Inputs of a model: one for a number, one for each value of a category."""
+    """Inputs of a model: one for a number, one for each value of a category, or the tokens of
+    a text."""
     kinds = self.columns.values()
+    if self.text is not None:
+      return self.text.length
     return sum(len(kind.values) if isinstance(kind, Category) else 1 for kind in kinds)
 
 
@@ -142,6 +167,18 @@ def parse(source: Any) -> Declaration:
   if not columns:
     raise UserError("must declare at least one column of inputs", field="columns")
   kinds = {name: _column(each, f"columns.{name}") for name, each in columns.items()}
+  texts_among = [name for name, kind in kinds.items() if isinstance(kind, Text)]
+  if texts_among and len(kinds) > 1:
+    raise UserError(
+      "must be the one column of inputs, as a text is", field=f"columns.{texts_among[0]}"
+    )
+  tokenizer = keys.get("tokenizer")
+  if tokenizer is not None and not (isinstance(tokenizer, str) and texts_among):
+    raise UserError(
+      "must be the path of a file, for a column with `length`",
+      field="tokenizer",
+      value=tokenizer,
+    )
   target_columns, target_kind = _target(keys.get("target"))
   split = _split(keys.get("split"))
   ignore = keys.get("ignore", [])
@@ -163,6 +200,7 @@ def parse(source: Any) -> Declaration:
     num_examples=num_examples,
     delimiter=_delimiter(keys.get("delimiter")),
     encoding=_encoding(keys.get("encoding")),
+    tokenizer=tokenizer,
   )
 
 
@@ -260,8 +298,16 @@ def texts(value: Any, field: str, least: int = 1) -> tuple[str, ...]:
   return tuple(seen)
 
 
-def _column(value: Any, field: str) -> Number | Category:
-  keys = mapping(value, field, ("lower", "upper", "values", "missing", "other"))
+def _column(value: Any, field: str) -> Number | Category | Text:
+  known = ("lower", "upper", "values", "missing", "other", "length")
+  keys = mapping(value, field, known)
+  if "length" in keys:
+    if len(keys) > 1:
+      raise UserError(
+        "is of a text of the inputs, which has no other key", field=f"{field}.length"
+      )
+    validate.integer_in(1, _MOST_TOKENS, **{f"{field}.length": keys["length"]})
+    return Text(keys["length"])
   of_other = ("lower", "upper") if "values" in keys else ("other",)
   for name in of_other:
     if name in keys:
@@ -313,7 +359,10 @@ def _target(value: Any) -> tuple[tuple[str, ...], Number | Category]:
     raise UserError("must have `column`, or `columns` of several labels", field="target")
   if "column" in keys:
     columns = (text_of(keys.pop("column"), "target.column"),)
-    return columns, _column(keys, "target")
+    kind = _column(keys, "target")
+    # A target has no `length`.
+    assert not isinstance(kind, Text)
+    return columns, kind
   columns = texts(keys.pop("columns"), "target.columns", least=2)
   kind = _column(keys, "target")
   if not isinstance(kind, Category) or len(kind.values) != 2:

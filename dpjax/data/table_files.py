@@ -37,7 +37,7 @@ class RowBlock(NamedTuple):
   cells: Mapping[str, Sequence[Any]]
   places: Sequence[int]  # [k] the line of each row, or its number from 1 in Parquet
 
-  def told(self, index: int, word: str) -> str:
+  def place_of(self, index: int, word: str) -> str:
     """Returns the place of a row, for a message."""
     return f"{word} {self.places[index]}"
 

@@ -1,8 +1,9 @@
 """Tables: CSV and Parquet files with declared columns, as two `Dataset`s.
 
 Inputs are float32 [n, width]: numbers scaled from their public bounds to [0, 1], a category as
-one input for each of its public values. `table_declaration` says what is declared. Each row
-becomes inputs by itself, whatever the others hold.
+one input for each of its public values. A column of texts is int32 tokens [n, length].
+`table_declaration` says what is declared. Each row becomes inputs by itself, whatever the others
+hold.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import validate
-from dpjax.data import table_declaration, table_files
+from dpjax.data import table_declaration, table_files, tokenizer_files
 from dpjax.data.dataset import Dataset
 from dpjax.data.table_declaration import Category, Declaration, Number
 from dpjax.validate import UserError, Verbatim
@@ -35,7 +36,7 @@ _COMPARED = 1000
 class _Part(NamedTuple):
   """The content read from one file; its arrays are as private as the file."""
 
-  x: np.ndarray  # [n, width] float32
+  x: np.ndarray  # [n, width] float32, or int32 of a text
   y: np.ndarray  # [n], or [n, labels]
   is_test: np.ndarray  # [n] bool
   fields: list[str]  # [n] of the column that was asked for beside them
@@ -111,6 +112,7 @@ def table_fields(
       name=name,
       num_classes=declared.num_classes,
       split=split,
+      vocab_size=_tokenizer(held, declared).vocab_size if declared.text else None,
       nominal_size=declared.num_examples if split == "train" else None,
       target=declared.target,
     )
@@ -214,11 +216,28 @@ def inputs(
   absent = next((name for name in declared.columns if name not in columns), None)
   if absent is not None:
     raise UserError(f"has no column {absent!r:.60}")
+  if declared.tokenizer is not None:
+    # Another file of this name may lie here, and would give other tokens.
+    raise UserError(
+      "is read by a tokenizer, which is not here; give its tokens in place of the text",
+      field="columns",
+      value=next(iter(declared.columns)),
+    )
   blocks = table_files.in_memory(columns, list)
   # How many cells were clipped is private to whoever sent the rows.
   clipped = dict.fromkeys(declared.columns, 0)
-  parts = [_Cells(block, declared, "row").inputs(clipped) for block in blocks]
-  return np.concatenate(parts) if parts else np.zeros((0, declared.width), np.float32)
+  tokens = tokenizer_files.BYTES
+  parts = [_Cells(block, declared, "row", tokens).inputs(clipped) for block in blocks]
+  dtype = np.float32 if declared.text is None else np.int32
+  return np.concatenate(parts) if parts else np.zeros((0, declared.width), dtype)
+
+
+def _tokenizer(source: _Held, declared: Declaration) -> tokenizer_files.Tokenizer:
+  """Returns the tokenizer of a table's texts; its path is relative to the table's folder."""
+  if declared.tokenizer is None:
+    return tokenizer_files.BYTES
+  folder = pathlib.Path() if isinstance(source, Mapping) else source.parent
+  return tokenizer_files.read(folder / declared.tokenizer)
 
 
 def _parts(source: _Held, declared: Declaration, field: str | None) -> _Part:
@@ -271,6 +290,7 @@ def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
       source, wanted, delimiter=declared.delimiter, encoding=declared.encoding
     )
   clipped = {name: 0 for name, kind in declared.columns.items() if isinstance(kind, Number)}
+  tokens = _tokenizer(source, declared)
   xs = []
   ys = []
   masks = []
@@ -278,7 +298,7 @@ def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
   count = 0
   try:
     for block in blocks:
-      cells = _Cells(block, declared, word)
+      cells = _Cells(block, declared, word, tokens)
       xs.append(cells.inputs(clipped))
       ys.append(cells.targets())
       masks.append(cells.is_test(count))
@@ -296,8 +316,15 @@ def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
 class _Cells:
   """The cells of a block, converted as the declaration says."""
 
-  def __init__(self, block: table_files.RowBlock, declared: Declaration, word: str):
+  def __init__(
+    self,
+    block: table_files.RowBlock,
+    declared: Declaration,
+    word: str,
+    tokens: tokenizer_files.Tokenizer,
+  ):
     self._block = block
+    self._tokens = tokens
     self._declared = declared
     self._word = word
     self._none = frozenset(declared.missing_values)
@@ -305,7 +332,7 @@ class _Cells:
   def _wrong(self, index: int, column: str, what: str) -> UserError:
     # The cell itself is private, and messages end in logs.
     return UserError(
-      f"{self._block.told(index, self._word)}, column {column!r:.60}: {what}"
+      f"{self._block.place_of(index, self._word)}, column {column!r:.60}: {what}"
     )
 
   def texts(self, column: str) -> list[str]:
@@ -363,19 +390,36 @@ class _Cells:
     return out
 
   def inputs(self, clipped: dict[str, int]) -> np.ndarray:
-    """Returns [k, width] float32; counts numbers beyond their bounds in `clipped`."""
+    """Returns [k, width] float32, or int32 of a text; counts numbers beyond their bounds in
+    `clipped`."""
+    if self._declared.text is not None:
+      (column,) = self._declared.columns
+      return self._tokens.rows(self._readable(column), self._declared.text.length)
     columns = []
     for name, kind in self._declared.columns.items():
       if isinstance(kind, Category):
         places = self.places(name, kind)
         columns.append(np.eye(len(kind.values), dtype=np.float32)[places])
         continue
+      # A text is the one column of inputs.
+      assert isinstance(kind, Number)
       numbers = self.numbers(name, kind)
       bounds = kind.bounds
       clipped[name] += int(np.sum((numbers < bounds.lower) | (numbers > bounds.upper)))
       # From [-1, 1], where the difference of two large bounds does not overflow.
       columns.append((bounds.scaled(numbers)[:, None] + 1) / 2)
     return np.concatenate(columns, axis=1, dtype=np.float32)
+
+  def _readable(self, column: str) -> list[str]:
+    """Returns the texts of a column. Raises UserError for one that is none."""
+    texts = self.texts(column)
+    for index, (line, cell) in enumerate(zip(texts, self._block.cells[column])):
+      if not isinstance(cell, str) or line in self._none:
+        raise self._wrong(index, column, "holds no text")
+      # A zero byte is the padding, and half a character has no bytes.
+      if "\0" in line or any("\ud800" <= letter <= "\udfff" for letter in line):
+        raise self._wrong(index, column, "holds a zero byte, or half a character")
+    return texts
 
   def targets(self) -> np.ndarray:
     """Returns [k] int32 classes, float32 numbers scaled to [-1, 1], or int32 labels [k,

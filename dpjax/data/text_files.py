@@ -11,7 +11,6 @@ several of them is hidden in none.
 
 from __future__ import annotations
 
-import importlib
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -20,15 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import validate
-from dpjax.data import table_declaration, tables, text
-from dpjax.data.dataset import Dataset, first_line, from_arrays
+from dpjax.data import table_declaration, tables, text, tokenizer_files
+from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.validate import UserError, Verbatim
 
 SUFFIX = ".txt"
 _KEYS = ("example", "length", "tokenizer", "split", "num_examples")
 _MOST_TOKENS = 2**20
-# (text -> ids from 1 on, number of ids including the padding)
-Tokens = tuple[Callable[[str], list[int]], int]
 
 
 class Texts(NamedTuple):
@@ -80,23 +77,25 @@ def text_file(
     declaration: what is public about it (see the module): a dict or the path of a file. None:
       the file beside it of the same name, posts.toml for posts.txt.
 
-  Bytes have 256 tokens. Those of a tokenizer are its own plus 1, because 0 is the padding, and
-  paths of it and of the test file are relative to the folder of `path`. Blank lines are left out.
+  Bytes have 256 tokens; those of a tokenizer: `tokenizer_files.read`. Paths of it and of the test
+  file are relative to the folder of `path`. Blank lines are left out.
 
   Raises:
     UserError: one line: a file that is not there or is no UTF-8, or has nothing for a split.
   """
   path = pathlib.Path(path)
 
-  def whole(source: Any) -> tuple[Texts, Tokens]:
+  def whole(source: Any) -> tuple[Texts, tokenizer_files.Tokenizer]:
     declared = parse(source)
-    return declared, _tokens(path.parent, declared)
+    if declared.tokenizer is None:
+      return declared, tokenizer_files.BYTES
+    return declared, tokenizer_files.read(path.parent / declared.tokenizer)
 
   source = path.with_suffix(".toml") if declaration is None else declaration
   declared, tokens = table_declaration.parsed(source, whole)
-  x = _examples(path, declared, tokens[0])
+  x = _examples(path, declared, tokens.ids)
   if declared.test_file is not None:
-    other = _examples(path.parent / declared.test_file, declared, tokens[0])
+    other = _examples(path.parent / declared.test_file, declared, tokens.ids)
     parts = {"train": x, "test": other}
   else:
     is_test = tables.hashed(np.arange(len(x)), declared.salt) < declared.test_share
@@ -111,36 +110,13 @@ def text_file(
       rows,
       np.zeros(len(rows), np.int32),
       num_classes=1,
-      vocab_size=tokens[1],
+      vocab_size=tokens.vocab_size,
       name=path.stem,
       split=split,
       nominal_size=declared.num_examples if split == "train" else None,
     )
     pair.append(dataset)
   return pair[0], pair[1]
-
-
-def _tokens(folder: pathlib.Path, declared: Texts) -> Tokens:
-  if declared.tokenizer is None:
-    return lambda line: list(line.encode()), text.VOCAB_SIZE
-  path = folder / declared.tokenizer
-  at = f"tokenizer='{path}'"
-  validate.no_pipe(path, at)
-  try:
-    tokenizers = importlib.import_module("tokenizers")
-  except ImportError as error:
-    raise UserError(f"{at}: needs: pip install tokenizers") from error
-  try:
-    tokenizer = tokenizers.Tokenizer.from_file(str(path))
-  # The library, in Rust, raises plain exceptions.
-  except Exception as error:
-    raise UserError(f"{at}: is no tokenizer.json ({first_line(error)})") from error
-
-  def ids(line: str) -> list[int]:
-    # From 1 on: 0 is the padding, which the loss leaves out.
-    return [token + 1 for token in tokenizer.encode(line).ids]
-
-  return ids, tokenizer.get_vocab_size() + 1
 
 
 def _examples(

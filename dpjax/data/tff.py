@@ -27,7 +27,7 @@ from dpjax.data.dataset import first_line, from_arrays
 from dpjax.data.federation import Federation
 from dpjax.data.npz import UNDECLARED
 from dpjax.data.prepared import stored_features, stored_values
-from dpjax.data.registry import own_path
+from dpjax.data.registry import user_path
 from dpjax.validate import UserError, integer_at_least
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
@@ -97,12 +97,12 @@ def tff_federation(
   integer_at_least(1, max_length=max_length)
   if max_examples is not None:
     integer_at_least(1, max_examples=max_examples)
-  path = own_path(name, data_dir)
+  path = user_path(name, data_dir)
   most = max_examples
   try:
     with _one_line_errors():
       read = _h5_pair if name.endswith(_TRAIN) else _sqlite_pair
-      train, test, kind = read(_found(path), max_length, most)
+      train, test, kind = read(_file_of(path), max_length, most)
     declared = num_classes if kind.labelled else 1
     if declared is None:
       raise UserError(f"{UNDECLARED}", field="num_classes")
@@ -131,7 +131,7 @@ def _federation(
   return natural.by_client(dataset, part.ids, sizes=part.sizes, max_examples=most)
 
 
-def _found(path: pathlib.Path) -> pathlib.Path:
+def _file_of(path: pathlib.Path) -> pathlib.Path:
   if not path.name.endswith((".sqlite", _TRAIN)):
     raise UserError(f"must end in .sqlite or {_TRAIN}, the files of TensorFlow Federated")
   if os.path.isfile(path):

@@ -74,7 +74,7 @@ def _meant(value: Any) -> str:
     return words
 
 
-def _told(value: Any) -> str:
+def _line(value: Any) -> str:
   """Describes a class or a function, with its settable numbers."""
   numbers: dict[str, Any] = {}
   if isinstance(value, functools.partial):
@@ -105,7 +105,7 @@ def _words(where: str, table: Rows) -> Section:
 
 
 def _documented(where: str, table: Mapping[str, Any]) -> Section:
-  return Section(where, lambda: {name: _told(value) for name, value in table.items()})
+  return Section(where, lambda: {name: _line(value) for name, value in table.items()})
 
 
 def _algorithms() -> Rows:
@@ -116,9 +116,9 @@ def _algorithms() -> Rows:
   def line(name: str, value: Any) -> str:
     row = rows.get(name)
     if row is None:
-      return _told(value)
+      return _line(value)
     private = f"; private if {row.private_if}" if row.private_if else ""
-    return f"{_told(value)} [client: {row.client}; server: {row.server}{private}]"
+    return f"{_line(value)} [client: {row.client}; server: {row.server}{private}]"
 
   return {name: line(name, value) for name, value in table.items()}
 
@@ -130,7 +130,7 @@ def _aggregators() -> Rows:
   def line(name: str, value: Any) -> str:
     row = rows.get(name)
     facts = f" [stands up to {row.stands_up_to}; {row.source}]" if row else ""
-    return f"{_told(value)}{facts}"
+    return f"{_line(value)}{facts}"
 
   return {name: line(name, value) for name, value in federated_config.AGGREGATORS.items()}
 
@@ -213,7 +213,7 @@ def _users(path: str) -> str:
     options = ", ".join(models.options(path))
     return f"{words} [options: {options}] (--config.model.name)"
   if isinstance(value, type) and issubclass(value, AttackSettings):
-    return f"{_told(value)} (--config.attack of launch.attack)"
+    return f"{_line(value)} (--config.attack of launch.attack)"
   try:
     parameters = list(inspect.signature(value).parameters.values())
   # Native code has no signature to inspect.

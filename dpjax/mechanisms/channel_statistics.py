@@ -46,8 +46,8 @@ def standardized(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
 
   A channel whose noisy variance is not positive becomes 0.
 
-  >>> found = ChannelMoments(jnp.array([1.0, 0.0]), jnp.array([5.0, 0.0]), jnp.ones(2))
-  >>> standardized(jnp.array([[3.0, 3.0]]), found).round(3).tolist()
+  >>> moments = ChannelMoments(jnp.array([1.0, 0.0]), jnp.array([5.0, 0.0]), jnp.ones(2))
+  >>> standardized(jnp.array([[3.0, 3.0]]), moments).round(3).tolist()
   [[1.0, 0.0]]
   """
   x = jnp.asarray(x, jnp.float32)
@@ -81,8 +81,8 @@ class ChannelStatistics(NoisyMeans):
   | integers, other floats         | become float32, each by itself             |
 
   >>> mechanism = ChannelStatistics(normalize_by=2.0, noise_multiplier=1e-3, clip_norms=(4, 9))
-  >>> found = mechanism(jax.random.key(0), jnp.full((2, 3, 3, 1), 2.0))
-  >>> found.mean.round(1).tolist(), found.mean_square.round(1).tolist()
+  >>> moments = mechanism(jax.random.key(0), jnp.full((2, 3, 3, 1), 2.0))
+  >>> moments.mean.round(1).tolist(), moments.mean_square.round(1).tolist()
   ([2.0], [4.0])
   >>> mechanism.event().noise_multiplier == 1e-3 / 2**0.5
   True
@@ -109,7 +109,7 @@ class ChannelStatistics(NoisyMeans):
     >>> print(ChannelStatistics(normalize_by=9, clip_norms=(1, 1)).statement())
     Before the first step: mean and mean square of each channel over all examples, ...
     """
-    return self.told("mean and mean square of each channel", unit)
+    return self.described_as("mean and mean square of each channel", unit)
 
 
 @functools.partial(jax.jit, static_argnums=0)

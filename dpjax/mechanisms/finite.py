@@ -130,7 +130,7 @@ def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.A
   value = value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
   wide = value.dtype.itemsize == 8
   most, least, dtype = (32, 11, jnp.float64) if wide else (12, 8, jnp.float32)
-  # 2^room is half of `snap`'s limit
+  # 2^bits_left is half of `snap`'s limit
   bits_left = jnp.finfo(dtype).nmant - 1 + math.frexp(step)[1] - 1
   bits = int(min(max(bits_left, least), most))
   low = value & jnp.asarray(2**bits - 1, value.dtype)
@@ -263,8 +263,8 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
 
   A float sum depends on its order and may move by more than one record's share.
 
-  >>> whole, rest = total(jnp.full(1000, 0.75))
-  >>> float(whole), float(rest)
+  >>> whole, fraction = total(jnp.full(1000, 0.75))
+  >>> float(whole), float(fraction)
   (750.0, 0.0)
   """
   if len(shares) > MAX_RECORDS:

@@ -162,8 +162,8 @@ class LeastSquares:
   >>> rng = np.random.default_rng(0)
   >>> x = rng.normal(size=(500, 3)) / 4
   >>> mechanism = LeastSquares(noise_multiplier=1e-3)
-  >>> found = mechanism(jax.random.key(0), x, x @ np.array([[0.5], [0.0], [-0.5]]))
-  >>> found.ridge(strength=0.1).round(1).tolist()
+  >>> released = mechanism(jax.random.key(0), x, x @ np.array([[0.5], [0.0], [-0.5]]))
+  >>> released.ridge(strength=0.1).round(1).tolist()
   [[0.5], [0.0], [-0.5]]
   >>> round(mechanism.l2_sensitivity, 4)  # sqrt(1 + 1)
   1.4142

@@ -171,7 +171,7 @@ class NoisyMeans(abc.ABC):
   def statement(self, unit: str = "example") -> str:
     """States the release in words."""
 
-  def told(self, what: str, unit: str) -> str:
+  def described_as(self, what: str, unit: str) -> str:
     """States the release in words."""
     norms = "public norms"
     if not self.clip_norms:

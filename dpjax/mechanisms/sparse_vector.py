@@ -40,7 +40,7 @@ class SparseVectorAnswer(NamedTuple):
 
   asked: jax.Array  # bool: False once the stream has ended; the rest is then empty
   above: jax.Array  # bool
-  value: jax.Array  # float: fresh noisy value where above and paid for, else NaN
+  value: jax.Array  # float: fresh noisy value where above and accounted, else NaN
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,8 +98,8 @@ class Whitening(NoisyMeans):
   >>> rng = np.random.default_rng(0)
   >>> x = rng.normal(size=(500, 2, 2, 3)) @ np.diag([9.0, 1.0, 1.0])
   >>> mechanism = Whitening(normalize_by=500.0, noise_multiplier=1e-2, median_epsilon=1.0)
-  >>> found = mechanism(jax.random.key(0), x)
-  >>> even = np.asarray(found.standardizer()(jnp.asarray(x, jnp.float32)))
+  >>> released = mechanism(jax.random.key(0), x)
+  >>> even = np.asarray(released.standardizer()(jnp.asarray(x, jnp.float32)))
   >>> before, after = (a.reshape(500, -1).std(axis=0) for a in (x, even))
   >>> bool(before.max() / before.min() > 8), bool(after.max() / after.min() < 2)
   (True, True)
@@ -193,7 +193,7 @@ class Whitening(NoisyMeans):
       "mean, second moments of channels and of positions, variances and the covariance of "
       f"at most {self.num_directions} directions"
     )
-    return self.told(what, unit)
+    return self.described_as(what, unit)
 
 
 _noisy_mean = jax.jit(NoisyMeans.noisy_mean_of, static_argnums=0)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
   from dpjax.models.activations import tempered_sigmoid as tempered_sigmoid
   from dpjax.models.bert import Bert as Bert
   from dpjax.models.bert import load_bert as load_bert
+  from dpjax.models.checkpoint_files import load_checkpoint as load_checkpoint
   from dpjax.models.convnet import CifarCnn as CifarCnn
   from dpjax.models.convnet import Cnn as Cnn
   from dpjax.models.convnet import ConvNet as ConvNet
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
   from dpjax.models.scattering import scattering_chunks as scattering_chunks
   from dpjax.models.scattering import scattering_features as scattering_features
   from dpjax.models.scattering import typical_scales as typical_scales
+  from dpjax.models.sentence_encoder import sentence_features as sentence_features
   from dpjax.models.transformer import Transformer as Transformer
   from dpjax.models.vision_transformer import VisionTransformer as VisionTransformer
   from dpjax.models.vision_transformer import load_vit as load_vit

@@ -48,6 +48,35 @@ class BertBlock(nn.Module):
     return nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="mlp_norm")(x + hidden)
 
 
+def encoded(bert: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Applies the layers of BERT within a module that is being called.
+
+  Args:
+    bert: the module, with the sizes of `Bert`; the layers become its own.
+    tokens: [B, T].
+
+  Returns:
+    (outputs of the last block [B, T, features], which tokens are no padding [B, T])
+  """
+  init = nn.initializers.normal(0.02)
+  embed = nn.Embed(
+    bert.vocab_size, bert.features, dtype=bert.dtype, embedding_init=init, name="embed"
+  )
+  x = embed(tokens)
+  positions = bert.param("positions", init, (bert.max_length, bert.features))
+  segments = bert.param("segments", init, (bert.num_segments, bert.features))
+  x = x + (positions[None, : tokens.shape[1]] + segments[None, :1]).astype(x.dtype)
+  x = nn.LayerNorm(bert.norm_epsilon, dtype=bert.dtype, name="embed_norm")(x)
+  # The first token stays: a row of padding alone would be a softmax of nothing.
+  present = (tokens != PADDING_TOKEN) | (jnp.arange(tokens.shape[1]) == 0)[None]
+  width = bert.mlp_features or 4 * bert.features
+  for i in range(bert.num_layers):
+    name = f"block_{i}"
+    block = BertBlock(bert.num_heads, width, bert.norm_epsilon, bert.dtype, name=name)
+    x = block(x, present)
+  return x, present
+
+
 class Bert(nn.Module):
   """BERT with a linear head on its pooled first token: tokens [B, T] -> logits.
 
@@ -94,22 +123,7 @@ class Bert(nn.Module):
     if tokens.shape[1] > self.max_length:
       bound = f"length must be <= max_length={self.max_length}"
       raise UserError(f"{bound}", field="tokens.shape", value=tokens.shape)
-    init = nn.initializers.normal(0.02)
-    embed = nn.Embed(
-      self.vocab_size, self.features, dtype=self.dtype, embedding_init=init, name="embed"
-    )
-    x = embed(tokens)
-    positions = self.param("positions", init, (self.max_length, self.features))
-    segments = self.param("segments", init, (self.num_segments, self.features))
-    x = x + (positions[None, : tokens.shape[1]] + segments[None, :1]).astype(x.dtype)
-    x = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="embed_norm")(x)
-    # The first token stays: a row of padding alone would be a softmax of nothing.
-    present = (tokens != PADDING_TOKEN) | (jnp.arange(tokens.shape[1]) == 0)[None]
-    width = self.mlp_features or 4 * self.features
-    for i in range(self.num_layers):
-      name = f"block_{i}"
-      block = BertBlock(self.num_heads, width, self.norm_epsilon, self.dtype, name=name)
-      x = block(x, present)
+    x, _ = encoded(self, tokens)
     pooled = nn.Dense(self.features, dtype=self.dtype, name="pooler")(x[:, 0])
     head = nn.Dense(self.num_classes, dtype=self.dtype, name="head")
     return trees.at_least_float32(head(jnp.tanh(pooled)))
@@ -143,11 +157,12 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
     if not _PASSED_OVER.fullmatch(bare(name))
   }
   wanted = weight_files.shapes(model, jnp.zeros((1, 1), jnp.int32))
-  return weight_files.parameters(held, _sources(model), wanted, params, label)
+  return weight_files.parameters(held, sources(model), wanted, params, label)
 
 
-def _sources(model: Bert) -> dict[Path, Origin]:
-  sources = {
+def sources(model: Any) -> dict[Path, Origin]:
+  """Returns the tensors of Hugging Face's BERT that each parameter is made from."""
+  origins = {
     ("embed", "embedding"): same("embeddings.word_embeddings.weight"),
     ("positions",): same("embeddings.position_embeddings.weight"),
     ("segments",): same("embeddings.token_type_embeddings.weight"),
@@ -159,10 +174,10 @@ def _sources(model: Bert) -> dict[Path, Origin]:
     block = f"block_{i}"
     theirs = f"encoder.layer.{i}"
     mixed = [f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")]
-    sources |= of_dense((block, "attention", "query_key_value"), *mixed)
-    sources |= of_dense((block, "attention", "out"), f"{theirs}.attention.output.dense")
-    sources |= of_norm((block, "attention_norm"), f"{theirs}.attention.output.LayerNorm")
-    sources |= of_dense((block, "mlp_in"), f"{theirs}.intermediate.dense")
-    sources |= of_dense((block, "mlp_out"), f"{theirs}.output.dense")
-    sources |= of_norm((block, "mlp_norm"), f"{theirs}.output.LayerNorm")
-  return sources
+    origins |= of_dense((block, "attention", "query_key_value"), *mixed)
+    origins |= of_dense((block, "attention", "out"), f"{theirs}.attention.output.dense")
+    origins |= of_norm((block, "attention_norm"), f"{theirs}.attention.output.LayerNorm")
+    origins |= of_dense((block, "mlp_in"), f"{theirs}.intermediate.dense")
+    origins |= of_dense((block, "mlp_out"), f"{theirs}.output.dense")
+    origins |= of_norm((block, "mlp_norm"), f"{theirs}.output.LayerNorm")
+  return origins

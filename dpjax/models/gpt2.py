@@ -36,7 +36,9 @@ _PRODUCTS = {
 }
 
 
-def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
+def load_gpt2(
+  path: str | os.PathLike[str], model: Transformer, *, first_id: int = 0
+) -> Params:
   """Loads the parameters of `model`, float32, from a safetensors file of GPT-2's layout.
 
   Names may begin with "transformer."; buffers of the causal mask are passed over. With tied
@@ -45,6 +47,9 @@ def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
   Args:
     path: tensors of F32, F16 or BF16; https://huggingface.co/openai-community/gpt2 has one.
     model: model with norm_epsilon=1e-5; its sizes decide which names and shapes are wanted.
+    first_id: the model's id of the file's first word: 1 for texts of a tokenizer that leaves 0
+      to the padding. Lower ids get the embedding of the file's last word, in GPT-2 the end of
+      text.
 
   Raises:
     UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
@@ -65,6 +70,9 @@ def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
   held = _held(tensors, names, label)
   wanted = _shapes(model)
   weight_files.check_names(held, names, label)
+  for name in (_TIED, _HEAD):
+    if first_id and name in names and held[name].ndim == 2:
+      held[name] = np.concatenate([held[name][-1:]] * first_id + [held[name]])
   flat = {ours: _as_ours(held[name], ours) for name, ours in names.items()}
   for name, ours in names.items():
     if flat[ours].shape != wanted[ours]:
@@ -75,9 +83,14 @@ def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
   return {"params": traverse_util.unflatten_dict(jax.tree.map(jnp.asarray, flat))}
 
 
-def save_gpt2(path: str | os.PathLike[str], model: Transformer, params: Params) -> None:
+def save_gpt2(
+  path: str | os.PathLike[str], model: Transformer, params: Params, *, first_id: int = 0
+) -> None:
   """Writes the parameters of `model` so that `load_gpt2`, and Hugging Face's GPT-2, can
   read them: float32. Metadata hold the number of heads and the epsilon of the norms.
+
+  Args:
+    first_id: the first id that is written, as 0: that of `load_gpt2`.
 
   Raises:
     UserError: parameters of another model; the library is not installed.
@@ -94,6 +107,9 @@ def save_gpt2(path: str | os.PathLike[str], model: Transformer, params: Params) 
     name: np.ascontiguousarray(_as_ours(np.asarray(flat[ours], np.float32), ours))
     for name, ours in names.items()
   }
+  for name in (_TIED, _HEAD):
+    if name in tensors:
+      tensors[name] = np.ascontiguousarray(tensors[name][first_id:])
   said = {"format": "pt", "num_heads": str(model.num_heads)}
   said["norm_epsilon"] = repr(float(model.norm_epsilon))
   library = weight_files.library()

@@ -67,6 +67,7 @@ _ENTRIES = {
   "wrn_40_4": _wide_resnet(40),
   "vgg16_linear": _public("vgg16"),
   "alexnet_linear": _public("alexnet"),
+  "minilm_linear": _public("minilm"),
   "vit": _Entry("VisionTransformer"),
   "resnet": _Entry("ResNet"),
   "bert": _Entry("Bert"),
@@ -125,7 +126,7 @@ def documented(name: str) -> Callable[..., Any]:
 
 def needs_features(name: str) -> str | None:
   """Returns the features that a model reads: "scattering", the name of a frozen public network
-  (`public_trunks.TRUNKS`), or None for raw examples.
+  (`public_trunks.TRUNKS`, `sentence_encoder.ENCODERS`), or None for raw examples.
 
   >>> needs_features("scatter_linear"), needs_features("vgg16_linear"), needs_features("cnn")
   ('scattering', 'vgg16', None)

@@ -68,11 +68,7 @@ def read(
       BF16; the library is not installed.
   """
   label = f"path={os.fspath(path)!r}"
-  no_pipe(path, label)
-  try:
-    data = pathlib.Path(path).read_bytes()
-  except OSError as error:
-    raise UserError(f"{error.strerror}", field="path", value=os.fspath(path)) from error
+  data = content_of(path, label)
   reader = library()
   try:
     entries = reader.deserialize(data)
@@ -91,6 +87,24 @@ def read(
   # A file begins with the length of its JSON header, in 8 bytes.
   header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
   return held, header.get("__metadata__", {})
+
+
+def content_of(path: str | os.PathLike[str], label: str) -> bytes:
+  """Reads a whole file of weights.
+
+  Raises:
+    UserError: no such file, a pipe or a device, or one larger than the machine's memory.
+  """
+  no_pipe(path, label)
+  memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  try:
+    # A file with holes may be larger than the disk, too.
+    size = os.path.getsize(path)
+    if size > memory:
+      raise UserError(f"{label}: has {size} bytes, more than the memory of this machine")
+    return pathlib.Path(path).read_bytes()
+  except OSError as error:
+    raise UserError(f"{error.strerror}", field="path", value=os.fspath(path)) from error
 
 
 def shapes(model: nn.Module, example: jax.Array) -> dict[Path, Shape]:

@@ -7,7 +7,7 @@ from dpjax import _lazy
 if TYPE_CHECKING:
   from dpjax.noise import correlated as correlated
   from dpjax.noise import discrete as discrete
-  from dpjax.noise import laws as laws
+  from dpjax.noise import distributions as distributions
   from dpjax.noise import source as source
   from dpjax.noise.gaussian import add_gaussian as add_gaussian
   from dpjax.noise.gaussian import gaussian as gaussian
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
   from dpjax.noise.shape import NoiseShape as NoiseShape
   from dpjax.noise.source import new_key as new_key
   from dpjax.noise.state import NoiseState as NoiseState
-  from dpjax.noise.state import check_paid as check_paid
+  from dpjax.noise.state import check_accounted as check_accounted
   from dpjax.noise.state import state_at as state_at
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

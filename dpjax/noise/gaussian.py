@@ -17,7 +17,7 @@ from jax import core
 
 from dpjax import trees
 from dpjax.noise import source, threefry
-from dpjax.noise.state import NoiseState, after_draw, check_paid, poisoned, state_at
+from dpjax.noise.state import NoiseState, after_draw, check_accounted, poisoned, state_at
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
@@ -150,7 +150,7 @@ def add_gaussian(
   >>> total, int(state.draws)
   (Array([1., 1.], dtype=float32), 1)
   """
-  check_paid(state, num_steps)
+  check_accounted(state, num_steps)
   noisy = source.as_floats(tree)
   if std != 0:
     noisy = check_one_sum(noisy, state)

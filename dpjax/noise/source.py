@@ -53,7 +53,7 @@ import numpy as np
 from jax import core
 
 from dpjax import trees, validate
-from dpjax.noise import laws, threefry
+from dpjax.noise import distributions, threefry
 from dpjax.types import Array, ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
@@ -220,7 +220,7 @@ def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
   validate.positive(**{name: number})
   info = jnp.finfo(dtype)
   least = float(info.tiny) * 2.0 ** (info.nmant - 1)
-  # Noise reaches 134 scales (`laws.WORDS`), which is below 2^8.
+  # Noise reaches 134 scales (`distributions.WORDS`), which is below 2^8.
   most = float(info.max) / 2.0**8
   if not least <= number <= most:
     raise UserError(
@@ -250,7 +250,7 @@ def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _per_leaf(
   sample: Callable, key: jax.Array, like: Any, scale: Any, name: str, short: bool = False
 ) -> Any:
-  """Draws for each leaf by law(words, two more words, dtype). `short`: the normal
+  """Draws for each leaf by sample(words, two more words, dtype). `short`: the normal
   distribution from 96 bits, where float32 can resolve no more."""
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(threefry.fused(key), max(len(leaves), 1))
@@ -261,7 +261,9 @@ def _per_leaf(
     shape = jnp.shape(leaf)
     from_96_bits = short and dtype == jnp.float32
     drawn = (
-      _short_normal(k, shape) if from_96_bits else sample(*laws.words(k, shape), dtype)
+      _short_normal(k, shape)
+      if from_96_bits
+      else sample(*distributions.words(k, shape), dtype)
     )
     return (factor * drawn).astype(dtype)
 
@@ -281,24 +283,24 @@ def gaussian(
   >>> gaussian(key_from_bytes(bytes(32)), {"w": jnp.zeros(3)}, 2.0)["w"].shape
   (3,)
   """
-  return _per_leaf(laws.normal, key, like, std, "std", short=not long_tails)
+  return _per_leaf(distributions.normal, key, like, std, "std", short=not long_tails)
 
 
 def laplace(key: jax.Array, like: ArrayTree, scale: float) -> Any:
   """Independent Laplace noise for every scalar of `like`, with tails up to 133 scales."""
-  sample = lambda words, more, dtype: laws.laplace(words, more[0], dtype)
+  sample = lambda words, more, dtype: distributions.laplace(words, more[0], dtype)
   return _per_leaf(sample, key, like, scale, "scale")
 
 
 def gumbel(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
   """Independent Gumbel noise for every scalar of `like`; its maximum selects."""
-  sample = lambda words, more, dtype: laws.gumbel(words, dtype)
+  sample = lambda words, more, dtype: distributions.gumbel(words, dtype)
   return _per_leaf(sample, key, like, scale, "scale")
 
 
 def exponential(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
   """Independent exponential noise of mean `scale` for every scalar of `like`."""
-  sample = lambda words, more, dtype: laws.exponential(words, dtype)
+  sample = lambda words, more, dtype: distributions.exponential(words, dtype)
   return _per_leaf(sample, key, like, scale, "scale")
 
 
@@ -315,9 +317,9 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   prob = prob if isinstance(prob, numbers.Rational) else float(prob)
   key = threefry.fused(key)
   first = jax.random.bits(key, shape, jnp.uint32)
-  more = (laws.BERNOULLI_WORDS - 1, *shape)
+  more = (distributions.BERNOULLI_WORDS - 1, *shape)
   more_words = jax.random.bits(jax.random.fold_in(key, 1), more, jnp.uint32)
-  return laws.bernoulli((first, *more_words), prob)
+  return distributions.bernoulli((first, *more_words), prob)
 
 
 def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Array:
@@ -342,9 +344,9 @@ def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Arr
       known.dtype.kind in "iu" and known.min() >= 1 and known.max() < 2**31
     ):
       raise UserError("must be integers in [1, 2^31 - 1]", field="span", value=span)
-  words = (laws.INTEGER_WORDS, *shape)
+  words = (distributions.INTEGER_WORDS, *shape)
   bits = jax.random.bits(threefry.fused(key), words, jnp.uint32)
-  return laws.integers(tuple(bits), span)
+  return distributions.integers(tuple(bits), span)
 
 
 # --- the grid

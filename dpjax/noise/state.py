@@ -138,7 +138,7 @@ def changed(name: str, count: Any) -> UserError:
   )
 
 
-def check_paid(state: Any, num_steps: int | None) -> None:
+def check_accounted(state: Any, num_steps: int | None) -> None:
   """Raises where a noise state was changed, or its next draw was not accounted for.
 
   Where the state is traced, `poisoned` makes what it gives NaN instead.
@@ -147,7 +147,7 @@ def check_paid(state: Any, num_steps: int | None) -> None:
     state: a `NoiseState`, or what has its fields.
     num_steps: draws that were accounted for; None: the caller counts.
 
-  >>> check_paid(state_at(jax.random.key(0), 20), 20)
+  >>> check_accounted(state_at(jax.random.key(0), 20), 20)
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: step=20: the noise was accounted for num_steps=20 steps only

@@ -52,14 +52,14 @@ class ClientStates:
         "must hold arrays; keep a key as jax.random.key_data(key)", field="memory"
       )
     validate.integer_at_least(1, num_clients=num_clients)
-    self.own = jax.tree.map(np.asarray, initial)
+    self.initial = jax.tree.map(np.asarray, initial)
     self.num_clients = num_clients
     self._held = np.full(num_clients, _NONE, object)  # the bytes of each row
 
   @property
   def row_bytes(self) -> int:
     """Returns the bytes of one client's state."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.own))
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.initial))
 
   @property
   def touched(self) -> np.ndarray:
@@ -118,7 +118,7 @@ class ClientStates:
 
   def with_records(self, ids: np.ndarray, records: list[bytes]) -> ClientStates:
     """Calls `replaced` with rows given as bytes."""
-    after = ClientStates(self.own, self.num_clients)
+    after = ClientStates(self.initial, self.num_clients)
     after._held = self._held.copy()
     for who, record in zip(ids.tolist(), records):
       after._held[who] = record
@@ -129,11 +129,11 @@ class ClientStates:
       array = np.ascontiguousarray(leaf, like.dtype)
       return np.frombuffer(array.tobytes(), np.uint8).reshape(len(array), like.nbytes)
 
-    packed = jax.tree.leaves(jax.tree.map(flat, rows, self.own))
+    packed = jax.tree.leaves(jax.tree.map(flat, rows, self.initial))
     return [row.tobytes() for row in np.concatenate(packed, axis=1)]
 
   def _unpacked(self, records: list[bytes]) -> Any:
-    leaves, treedef = jax.tree.flatten(self.own)
+    leaves, treedef = jax.tree.flatten(self.initial)
     # Clients without a record keep the initial row.
     leaves_of_clients = [np.repeat(leaf[None], len(records), axis=0) for leaf in leaves]
     for place, record in enumerate(records):
@@ -167,7 +167,7 @@ class OnDisk(ClientStates):
   def __init__(
     self, states: ClientStates, journal: Journal, index: np.ndarray | None = None
   ):
-    self.own = states.own
+    self.initial = states.initial
     self.num_clients = states.num_clients
     self.journal = journal
     if index is None:
@@ -216,7 +216,7 @@ class Keeper:
   ):
     self.journal = Journal(folder, states.row_bytes, segment_bytes=segment_bytes)
     self.begun = OnDisk(states, self.journal) if on_disk else states
-    self._before = ClientStates(states.own, states.num_clients)
+    self._before = ClientStates(states.initial, states.num_clients)
     self._index: np.ndarray = row_journal.no_rows(states.num_clients)
 
   def saved(self, states: ClientStates) -> np.ndarray:
@@ -255,6 +255,6 @@ class Keeper:
     self.journal.resume(self._index)
     if not in_memory:
       return OnDisk(self._before, self.journal, self._index.copy())
-    untouched = ClientStates(self._before.own, self._before.num_clients)
+    untouched = ClientStates(self._before.initial, self._before.num_clients)
     self._before = untouched.with_records(ids, records)
     return self._before

@@ -132,7 +132,7 @@ class Journal:
       UserError: a file is gone, or holds something else there.
     """
     records: list[bytes] = []
-    processes.on_first(lambda: records.extend(self._found(places)))
+    processes.on_first(lambda: records.extend(self._read_at(places)))
     if jax.process_count() == 1 or not len(places):
       return records
     rows = [np.frombuffer(record, np.uint8) for record in records]
@@ -140,7 +140,7 @@ class Journal:
     whole = processes.arrays_from_first(np.stack(rows) if rows else empty)
     return [row.tobytes() for row in whole]
 
-  def _found(self, places: np.ndarray) -> list[bytes]:
+  def _read_at(self, places: np.ndarray) -> list[bytes]:
     records = []
     files = {}
     with contextlib.ExitStack() as held:
@@ -188,7 +188,7 @@ class Journal:
       if 2 * len(clients) >= self._rows[segment]:
         continue
       for who in clients.tolist():
-        ((to, slot),) = self._appended(self._found(index[[who]]))
+        ((to, slot),) = self._appended(self._read_at(index[[who]]))
         moved.append((to, slot, who))
     return moved
 

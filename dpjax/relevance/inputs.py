@@ -69,7 +69,7 @@ class Inputs:
   relevance_records: int | None = None  # use only the first so many for relevance
   # Number of records that plans are made for; None: len(train).
   public_size: int | None = None
-  on_epoch: train.OnEpoch | None = None  # told the test scores, by the trainer below
+  on_epoch: train.OnEpoch | None = None  # gets the test scores, from the trainer below
   trainer: train.Trainer | None = None  # carries trainings out; None: in one go
   # Cache that several jobs share (model 1 of the paper, its relevance); see `once`.
   memo: dict[Any, Any] = dataclasses.field(default_factory=dict)

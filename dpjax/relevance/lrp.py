@@ -113,8 +113,8 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
 
   >>> w = jnp.array([[1.0, -1.0], [2.0, 0.0]])
   >>> how = Lrp(target="true_class", stabilizer=0.0)
-  >>> found = relevance(lambda w, x: x @ w, w, jnp.array([[1.0, 3.0]]), jnp.array([0]), how)
-  >>> found.scores.tolist(), found.start.tolist()  # 1 * 1 + 3 * 2 = 7
+  >>> scored = relevance(lambda w, x: x @ w, w, jnp.array([[1.0, 3.0]]), jnp.array([0]), how)
+  >>> scored.scores.tolist(), scored.start.tolist()  # 1 * 1 + 3 * 2 = 7
   ([[1.0, 6.0]], [7.0])
   """
   x = trees.at_least_float32(jnp.asarray(x))

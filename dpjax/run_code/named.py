@@ -70,7 +70,7 @@ def names_in(content: bytes, package: str) -> Names:
     return Names()
   reader = _Reader(package)
   reader.visit(tree)
-  names = reader.found
+  names = reader.names
   # All aliases are known only after the whole source was read.
   for chain in reader.chains:
     first, *parts = chain
@@ -131,7 +131,7 @@ class _Reader(ast.NodeVisitor):
 
   def __init__(self, package: str):
     self.package = package
-    self.found = Names()
+    self.names = Names()
     self.aliases: dict[str, str] = {}  # name in the source -> what it was imported as
     self.chains: list[list[str]] = []  # ["pkg", "part", "f"] of pkg.part.f
     self.bound: dict[str, int] = {}  # name -> how often it is bound
@@ -140,7 +140,7 @@ class _Reader(ast.NodeVisitor):
     self.bound[name] = self.bound.get(name, 0) + times
 
   def visit_Import(self, node: ast.Import) -> None:
-    self.found.imports |= {*_of_statement(node, self.package)}
+    self.names.imports |= {*_of_statement(node, self.package)}
     for alias in node.names:
       first = alias.name.partition(".")[0]
       self._bind(alias.asname or first)
@@ -148,11 +148,11 @@ class _Reader(ast.NodeVisitor):
 
   def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
     names = [*_of_statement(node, self.package)]
-    self.found.imports |= {*names}
+    self.names.imports |= {*names}
     for alias in node.names:
       self._bind(alias.asname or alias.name)
       if names and alias.name == "*":
-        self.found.stars.add(names[0])
+        self.names.stars.add(names[0])
       elif names:
         self.aliases[alias.asname or alias.name] = f"{names[0]}.{alias.name}"
 
@@ -161,7 +161,7 @@ class _Reader(ast.NodeVisitor):
     if _IMPORTS.search(name):
       self._importing_call(node)
     elif name in _LISTS:
-      self.found.packages.add(self.package)
+      self.names.packages.add(self.package)
     self.generic_visit(node)
 
   def _importing_call(self, node: ast.Call) -> None:
@@ -175,20 +175,20 @@ class _Reader(ast.NodeVisitor):
         home = prefix.group(1)
         # "." of f"{__name__}.{name}" or of "." + name: any module beside this one.
         inside = _absolute(home, self.package) if home.strip(".") else self.package
-        self.found.packages.add(inside or self.package)
+        self.names.packages.add(inside or self.package)
       elif _NAME.fullmatch(text):
-        self.found.imports.add(_absolute(text, self.package) or text)
+        self.names.imports.add(_absolute(text, self.package) or text)
     if not texts:
-      self.found.packages.add(self.package)
+      self.names.packages.add(self.package)
 
   def visit_Constant(self, node: ast.Constant) -> None:
     text = node.value
     if not isinstance(text, str):
       return
     if _DOTTED.fullmatch(text):
-      self.found.maybe.add(text)
+      self.names.maybe.add(text)
     if text.endswith(".py") and len(text) < _LONGEST_PATH and "\n" not in text:
-      self.found.files.add(text)
+      self.names.files.add(text)
 
   def visit_Attribute(self, node: ast.Attribute) -> None:
     parts = [node.attr]
@@ -205,7 +205,7 @@ class _Reader(ast.NodeVisitor):
       self._bind(node.id)
 
   def visit_Global(self, node: ast.Global) -> None:
-    self.found.changing |= {*node.names}
+    self.names.changing |= {*node.names}
     # A function sets it, too, so its value is not the literal in the source.
     for name in node.names:
       self._bind(name, 2)

@@ -74,7 +74,7 @@ class _Search:
     self.versions: dict[str, str] = {}
     self.todo: list[Callable[[], None]] = []
     self.read: set[str] = set()
-    self._found: set[tuple[str, str]] = set()  # (module, SHA-256)
+    self._digests: set[tuple[str, str]] = set()  # (module, SHA-256)
     self._inputs: set[tuple[str, str]] = set()  # (what was read or computed, SHA-256)
     self._configs: set[str] = set()  # the config file, and files that it imports
     self._loaded: set[str] = set()  # files that were looked at by `loads`
@@ -86,7 +86,7 @@ class _Search:
     self._known_codes: dict[str, frozenset[str]] = {}  # file -> names of its byte code
 
   def modules(self) -> dict[str, str]:
-    return _named(self._found)
+    return _named(self._digests)
 
   @property
   def inputs(self) -> dict[str, str]:
@@ -146,7 +146,7 @@ class _Search:
       named = names_in(sources.source(path), package)
       if named.acts:
         self.files.add(real)
-        self._found.add((name, hashlib.sha256(sources.source(path)).hexdigest()))
+        self._digests.add((name, hashlib.sha256(sources.source(path)).hexdigest()))
       for each in sorted(named.imports):
         spec = self._spec(each) if self._is_users(each.partition(".")[0]) else None
         if spec is not None and spec.has_location:
@@ -163,7 +163,7 @@ class _Search:
     real = os.path.realpath(load.file)
     self.files.add(real)
     # By the file's name: another part of the process may have imported it under any name.
-    self._found.add((name, digest))
+    self._digests.add((name, digest))
     if real.endswith(".py"):
       content = pathlib.Path(real).read_bytes()
       self.todo.append(functools.partial(self._follow, names_in(content, ""), real))
@@ -242,7 +242,7 @@ class _Search:
     except OSError:
       # The file is gone: `namespace` inspects what it left in memory.
       return
-    self._found.add((name, hashlib.sha256(content).hexdigest()))
+    self._digests.add((name, hashlib.sha256(content).hexdigest()))
     if not real.endswith((*EXTENSIONS, ".pyc")):
       self.todo.append(functools.partial(self._follow, names_in(content, package), real))
 
@@ -342,7 +342,7 @@ class _Search:
 
   def _differs(self, name: str, live: Any) -> None:
     text = repr(live) if is_plain(live) else f"of type {type(live).__name__}"
-    self._found.add((name, hashlib.sha256(text.encode()).hexdigest()))
+    self._digests.add((name, hashlib.sha256(text.encode()).hexdigest()))
 
   def value(self, value: Any) -> None:
     """Adds any value that could hold a user's function."""
@@ -435,7 +435,7 @@ class _Search:
     self, name: str, code: types.CodeType, space: Mapping[str, Any]
   ) -> None:
     """Adds byte code and everything that it names, since no source shows it."""
-    self._found.add((f"{name}:{code.co_qualname}", sources.code_name(code)))
+    self._digests.add((f"{name}:{code.co_qualname}", sources.code_name(code)))
     named = {each for part in sources.codes_in(code) for each in part.co_names}
     for each in sorted(named & {*space}):
       self.value(space[each])

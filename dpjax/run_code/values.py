@@ -75,22 +75,22 @@ def sha256(value: Any) -> str:
   >>> sha256({"a": 1, "b": {2, 3}}) == sha256({"b": {3, 2}, "a": 1})
   True
   """
-  return hashlib.sha256(_told(value).encode()).hexdigest()
+  return hashlib.sha256(_text(value).encode()).hexdigest()
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
   if isinstance(value, Mapping):
-    return f"dict {sorted((_told(key), _told(part)) for key, part in value.items())}"
+    return f"dict {sorted((_text(key), _text(part)) for key, part in value.items())}"
   if isinstance(value, (set, frozenset)):
-    return f"set {sorted(map(_told, value))}"
+    return f"set {sorted(map(_text, value))}"
   if isinstance(value, (list, tuple)):
-    return f"{type(value).__name__} {[*map(_told, value)]}"
+    return f"{type(value).__name__} {[*map(_text, value)]}"
   if isinstance(value, (np.ndarray, np.generic, jax.Array)):
     array = np.ascontiguousarray(np.asarray(value))
     content = hashlib.sha256(array.tobytes()).hexdigest()
     return f"array {array.dtype} {np.shape(value)} {content}"
   if is_settings(value):
-    return f"{type(value).__qualname__} {_told(vars(value))}"
+    return f"{type(value).__qualname__} {_text(vars(value))}"
   if value is None or type(value) in (bool, int, float, complex, str, bytes):
     return f"{type(value).__name__} {value!r}"
   # Its repr would contain an address, which changes between processes.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
   from dpjax.sampling.cyclic import CyclicSampler as CyclicSampler
   from dpjax.sampling.cyclic_poisson import CyclicPoissonSampler as CyclicPoissonSampler
   from dpjax.sampling.fixed_size import FixedSizeSampler as FixedSizeSampler
+  from dpjax.sampling.k_out_of_t import KOutOfTSampler as KOutOfTSampler
   from dpjax.sampling.min_sep import MinSepSampler as MinSepSampler
   from dpjax.sampling.owners import bound_contributions as bound_contributions
   from dpjax.sampling.poisson import PoissonSampler as PoissonSampler
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
   from dpjax.sampling.users import UserBlocks as UserBlocks
   from dpjax.sampling.users import group_by_user as group_by_user
   from dpjax.sampling.users import user_loss as user_loss
+  from dpjax.sampling.with_replacement import (
+    WithReplacementSampler as WithReplacementSampler,
+  )
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
 

@@ -16,14 +16,17 @@ from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing, generator
 from dpjax.validate import UserError
 
 
-class _ProofOfSize:
+class ProofOfSize:
   """The relations of a sampler, which depend on whether its size is public."""
+
+  def __init__(self, proof: Proved):
+    self.proof = proof
 
   def __get__(self, sampler: Any, kind: type[Any]) -> Proved:
     if sampler is None:
-      return FixedSizeKind.proof
+      return self.proof
     relations = (REPLACE,) if sampler.size_is_public else (ADD,)
-    return FixedSizeKind.proof._replace(relations=relations)
+    return self.proof._replace(relations=relations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ class FixedSizeSampler(SizedSampler):
   """
 
   name: ClassVar[str] = "fixed_size"
-  proof: ClassVar[Proved] = _ProofOfSize()  # type: ignore[assignment]
+  proof: ClassVar[Proved] = ProofOfSize(FixedSizeKind.proof)  # type: ignore[assignment]
   used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
@@ -111,7 +114,8 @@ class FixedSizeSampler(SizedSampler):
       self.num_examples, self.batch_size, inner
     )
 
-  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+  def check_data(self, num_examples: int) -> None:
+    """Raises UserError for data of a size that the event does not hold for."""
     # The event contains a size of the data, so other data would have another event.
     if self.size_is_public:
       self.check_size(num_examples)
@@ -122,6 +126,9 @@ class FixedSizeSampler(SizedSampler):
         field="num_examples",
         value=self.num_examples,
       )
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    self.check_data(num_examples)
     rng = generator(seed, step)
     # The order inside a batch has no meaning. Sorted, it matches that of Poisson batches.
     return np.sort(rng.choice(num_examples, self.batch_size, replace=False, shuffle=False))

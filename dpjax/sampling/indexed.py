@@ -174,7 +174,7 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
   on the rows read with them.
 
   A batch is padded with place 0 at its end, and its mask goes by place. Rows that are sorted
-  would put the padding into slots that count, so that one record counts many times. A row that
+  would put the padding into rows that count, so that one record counts many times. A row that
   holds something of the others, such as their mean, has an influence that no clipping bounds.
   """
   # First row, last row, and both in falling order with a repeat, so that sorting is

@@ -8,8 +8,10 @@ Everything else about a sampler stands with its class. The lists by use and the 
 | PoissonSampler          | any step, independently                                |
 | UserSampler             | the same, with everything of one user                  |
 | RandomAllocationSampler | one step of every pass, drawn anew, uniformly          |
+| KOutOfTSampler          | k steps of every pass, a uniform set, drawn anew       |
 | TruncatedPoissonSampler | any step; a batch that is too large is cut at random   |
 | FixedSizeSampler        | a uniform subset of fixed size                         |
+| WithReplacementSampler  | as many draws as the batch has rows, copies counted    |
 | ShuffledSampler         | one step of every epoch, a permutation cut in batches  |
 | CyclicSampler           | one fixed step of every pass                           |
 | CyclicPoissonSampler    | its group's turn, with probability `prob`              |
@@ -27,6 +29,7 @@ from dpjax.sampling.bounded_contribution import BoundedContributionSampler
 from dpjax.sampling.cyclic import CyclicSampler
 from dpjax.sampling.cyclic_poisson import CyclicPoissonSampler
 from dpjax.sampling.fixed_size import FixedSizeSampler
+from dpjax.sampling.k_out_of_t import KOutOfTSampler
 from dpjax.sampling.min_sep import MinSepSampler
 from dpjax.sampling.poisson import PoissonSampler
 from dpjax.sampling.random_allocation import RandomAllocationSampler
@@ -34,13 +37,16 @@ from dpjax.sampling.samplers import Sampler
 from dpjax.sampling.shuffled import ShuffledSampler
 from dpjax.sampling.truncated_poisson import TruncatedPoissonSampler
 from dpjax.sampling.user_sampler import UserSampler
+from dpjax.sampling.with_replacement import WithReplacementSampler
 
 _ALL: tuple[type[Sampler], ...] = (
   PoissonSampler,
   UserSampler,
   RandomAllocationSampler,
+  KOutOfTSampler,
   TruncatedPoissonSampler,
   FixedSizeSampler,
+  WithReplacementSampler,
   ShuffledSampler,
   CyclicSampler,
   CyclicPoissonSampler,

@@ -30,7 +30,7 @@ class TruncatedPoissonSampler(SizedSampler):
 
   Args:
     prob: sampling probability in (0, 1].
-    capacity: slots of a batch, and the most examples that take part in a step.
+    capacity: padded size of a batch, and the most examples that take part in a step.
     num_examples: size of the data, the same for both neighbours, so it is public.
 
   >>> sampler = TruncatedPoissonSampler(prob=0.9, capacity=3, num_examples=8)

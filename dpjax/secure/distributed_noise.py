@@ -9,7 +9,7 @@ trusted server: shares of Skellam noise add up to Skellam noise (Agarwal, Kairou
 arXiv:2110.04995; rotation, rounding and modulus as Kairouz, Liu and Steinke 2021,
 arXiv:2102.06387, algorithm 1).
 
-| what could void the promise          | what is done                                         |
+| what could void the guarantee          | what is done                                         |
 | ------------------------------------ | ---------------------------------------------------- |
 | rounding makes a vector longer       | the sensitivity is that after rounding               |
 | clients fall silent, with their noise| sized for the fewest survivors; fewer: refused       |

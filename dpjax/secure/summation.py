@@ -323,7 +323,7 @@ def forgiving(
   That round stays accounted: a ledger counts rounds, not successes.
 
   Args:
-    refused: told of such a round in words: which one, and why.
+    refused: gets a line about such a round: which one, and why.
   """
 
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:

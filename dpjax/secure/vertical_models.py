@@ -15,8 +15,8 @@ gradients are shared (`mpc`), so plain data stay where they are and all products
 ...   return own_weights(party, weights, rows), classes(party, weights, rows, to=1)
 >>> shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
 >>> ran = mpc.run(program, (x_a, shape(x_b), shape(y)), (shape(x_a), x_b, y), seed=0)
->>> (weights_a, nothing), (weights_b, found) = ran.outputs
->>> weights_a.shape, weights_b.shape, nothing, found
+>>> (weights_a, nothing), (weights_b, classes_at_b) = ran.outputs
+>>> weights_a.shape, weights_b.shape, nothing, classes_at_b
 ((1,), (2,), None, array([0., 0., 1., 1.]))
 
 What each party learns, if it follows the protocol and does not collude with the dealer:

@@ -6,7 +6,7 @@ The population stability index of two histograms with shares p and q is
 
 Bins are public: they follow from a declaration or from a flag, never from rows. What is counted in
 them need not be. A histogram of training rows is a query on them, which `noisy_counts` answers
-under noise, at a price of its own (`dpjax.mechanisms.Histogram`).
+under noise, at a cost of its own (`dpjax.mechanisms.Histogram`).
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class Web:
     finally:
       await self.service.batcher.close(seconds=self.service.settings.deadline)
       stopping.set()
-      # Not cancelled: a window whose noise is being drawn is charged already.
+      # Not cancelled: a window whose noise is being drawn is accounted already.
       await ticking
 
   async def _tick_until(self, stopping: asyncio.Event) -> None:
@@ -246,7 +246,7 @@ class Web:
       try:
         response = await handler(request)
       except tuple(_EXPECTED) as error:
-        status, message = self._told(error)
+        status, message = self._status_of(error)
         response = _refusal(status, " ".join(message.split())[:400])
       self._requests.labels(path, str(response.status_code)).inc()
       if path == "/predict":
@@ -255,7 +255,7 @@ class Web:
 
     return answer
 
-  def _told(self, error: Exception) -> tuple[int, str]:
+  def _status_of(self, error: Exception) -> tuple[int, str]:
     """Returns (status, line) of an expected error."""
     if isinstance(error, _Refused):
       return error.status, str(error)

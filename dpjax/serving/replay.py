@@ -14,7 +14,7 @@ from dpjax.validate import UserError
 
 
 def spent_on_windows(journal: ServiceJournal) -> float:
-  """Returns the epsilon of all windows that were charged."""
+  """Returns the epsilon of all windows that were accounted."""
   charges = journal.of_kind("charge")
   # Each line has the sum of all before it.
   return charges[-1]["spent"] if charges else 0.0
@@ -26,7 +26,7 @@ def next_window(journal: ServiceJournal, of: str) -> int:
   Args:
     of: "drift" or "feedback".
   """
-  # A window that was charged is closed, even where a kill came before its release.
+  # A window that was accounted is closed, even where a kill came before its release.
   lines = journal.of_kind("window") + journal.of_kind("charge")
   return 1 + max((line["number"] for line in lines if line["of"] == of), default=-1)
 

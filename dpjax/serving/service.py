@@ -421,7 +421,7 @@ class Service:
     }
 
   def _privacy(self) -> dict[str, Any]:
-    """Returns what records of training and rows of the stream have been charged."""
+    """Returns what records of training and rows of the stream have been accounted."""
     reference = self.reference
     spent = 0.0 if reference is None else reference.epsilon
     trained = self.old.result.get("epsilon")

@@ -21,7 +21,7 @@ class ServiceSettings:
     deadline: seconds within which a request is answered.
     window: rows of a window of drift.
     feedback_window: labels of a window of accuracy.
-    psi_warning, psi_alarm: PSI of a window above which it is told.
+    psi_warning, psi_alarm: PSI of a window above which it is reported.
     latency_ms: bound on the 99th percentile of a request's milliseconds; 0: none.
     accuracy_drop: by how much the accuracy of a window may be below that of the run's test.
     drift_epsilon: epsilon of the noise on every window, for one row; None: exact counts.

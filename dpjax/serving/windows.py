@@ -2,7 +2,7 @@
 
 A window of rows holds a histogram for each of the service's bins. A window of feedback holds four
 counts: which model answered, and whether it was right. With `drift_epsilon` a full window is
-released under Laplace noise, and its epsilon is charged before the noise is drawn.
+released under Laplace noise, and its epsilon is accounted before the noise is drawn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reference:
 
   Args:
     counts: {name of bins: counts}.
-    source: where they are from, for people: "public", "noised", "exact", "stream", "file".
+    source: where they are from, for readers: "public", "noised", "exact", "stream", "file".
     scale: scale of the Laplace noise on each count; 0: none.
     epsilon: what they cost a training record; 0 where no training record is in them.
   """
@@ -81,7 +81,7 @@ class OpenWindow:
       saved: as `plain` returned it. bins: of this window.
       most: rows with which this window is full; None: it may be.
     """
-    # A window that was charged or closed since then must not be counted twice.
+    # A window that was accounted or closed since then must not be counted twice.
     if not isinstance(saved, dict) or saved["number"] != self.number:
       return
     # Other bins than before: their counts say nothing about these.

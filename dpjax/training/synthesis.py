@@ -11,7 +11,7 @@ its images are those of the release. The features here are public functions of o
 | `count`    | the number 1                                         | 1                            |
 
 Each part has norm 1, and they are joined with weights whose squares sum to 1. So the joint vector
-has norm 1 for every image, and one Gaussian release pays for all of them together. The number of
+has norm 1 for every image, and one Gaussian release covers all of them together. The number of
 records of a class is one of its entries, so no exact count is used.
 
 `mechanisms.ClassSums` makes the release. Everything in this module after it is post-processing.
@@ -331,7 +331,7 @@ class Synthesis:
     """Returns the squared distance of mean features to the targets, up to a constant.
 
     Unbiased for any number of images: pairs of one image with itself are left out. With them a
-    generator would be paid for less variety.
+    generator would cost budget and have less variety.
     """
     labels = jnp.repeat(jnp.arange(self.num_classes), self.per_class)
     pixels = self.images(params, key, labels).reshape(len(labels), -1)

@@ -1,10 +1,10 @@
-"""Clipping whose norm adapts at the price of a constant one: SlaClip.
+"""Clipping whose norm adapts at the cost of a constant one: SlaClip.
 
 Zou et al. 2026, "SlaClip: Gradient Norm Slacks can be Indicator for Adaptive Clipping in DP-SGD"
 (ICML 2026), equations 6 to 11 and 28 to 30.
 
-A gradient that is shorter than the clip norm C leaves room. Each example puts into it K more
-coordinates, which say how short it is:
+A gradient that is shorter than the clip norm C leaves some of C unused. Each example uses it for
+K more coordinates, which say how short the gradient is:
 
   g+ = (clip(g), s),  sqrt(K) (C - |g|)+ = a L + b,  L = C / sqrt(K),  0 <= b < L,
   s  = (L, .., L, b, 0, .., 0)  with a times L.

@@ -51,13 +51,13 @@ def test_discrete_gaussian_is_bounded_and_large_noise_is_gaussian(variance, shif
 @pytest.mark.parametrize("share", [0.25, 0.4, 1.0, 4.0])
 @pytest.mark.parametrize("num_shares", [1, 2, 5])
 def test_p37_a_sum_of_discrete_gaussians_is_charged_for_not_being_one(share, num_shares):
-  law = np.array([1.0])
+  masses = np.array([1.0])
   for _ in range(num_shares):
-    law = np.convolve(law, _gaussian_law(share)[_REACH - 80 : _REACH + 81])
-  middle = law.size // 2
+    masses = np.convolve(masses, _gaussian_law(share)[_REACH - 80 : _REACH + 81])
+  middle = masses.size // 2
   full = np.zeros(_X.size)
   reach = min(middle, _REACH)
-  full[_REACH - reach : _REACH + reach + 1] = law[middle - reach : middle + reach + 1]
+  full[_REACH - reach : _REACH + reach + 1] = masses[middle - reach : middle + reach + 1]
   for shift in (1, 3):
     bound = discrete.summed_discrete_gaussian_rdp(
       share, num_shares, l2_sensitivity=shift, dim=1
@@ -119,7 +119,7 @@ def test_p37_fewer_survivors_raise_or_cost_more(noise):
   assert "\n" not in str(got.value)
   assert cost(None) == cost(40)
   assert cost(20) > cost(39) > cost(40) >= cost(60)
-  # sized for 100 clients of whom 40 survive: the epsilon of 100 would be a false promise
+  # sized for 100 clients of whom 40 survive: the epsilon of 100 would be a false guarantee
   hopeful = discrete.DistributedNoise.sized(
     total_variance=4000.0, min_survivors=100, noise=noise
   )

@@ -19,13 +19,13 @@ _KNOWN = [
   dpa.LaplaceDpEvent(0.1 + 0.2),
   _POISSON,
   dpa.SampledWithoutReplacementDpEvent(100, 7, _GAUSSIAN),
+  dpa.SampledWithReplacementDpEvent(100, 7, _GAUSSIAN),
   dpa.SelfComposedDpEvent(_POISSON, 4000),
   dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(_POISSON, 3), dpa.LaplaceDpEvent(2.0)]),
 ]
 _UNKNOWN = [
   dpa.UnsupportedDpEvent(),
   dpa.SingleEpochTreeAggregationDpEvent(1.0, 8),
-  dpa.SampledWithReplacementDpEvent(100, 7, _GAUSSIAN),
   "gaussian",
 ]
 

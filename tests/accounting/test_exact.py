@@ -39,10 +39,10 @@ def test_many_equal_steps_are_one_gaussian(steps, z, accountant):
   mu = math.sqrt(steps) / z
   if not 1e-3 < mu < 12:
     pytest.skip("epsilon beyond what anybody prints")
-  told = epsilon(composed(gaussian_event(z), steps), delta=_DELTA, accountant=accountant)
+  stated = epsilon(composed(gaussian_event(z), steps), delta=_DELTA, accountant=accountant)
   exact = _gaussian_epsilon(mu)
-  assert exact * (1 - 1e-9) <= told
-  assert told <= exact * (1.02 if accountant == "pld" else 1.6) + 0.02
+  assert exact * (1 - 1e-9) <= stated
+  assert stated <= exact * (1.02 if accountant == "pld" else 1.6) + 0.02
   fewer = _gaussian_epsilon(math.sqrt(0.9 * steps) / z)
   assert fewer < exact  # a claim for nine tenths of the steps is below the truth
 
@@ -104,8 +104,8 @@ def test_a_batch_of_fixed_size_costs_at_least_its_worst_pair(batch, z, steps):
     delta=_DELTA,
     neighboring_relation="replace_one",
   )
-  exact, told = _exact_fixed(batch / n, z, steps), plan.epsilon()
-  assert 0 < exact <= told
+  exact, stated = _exact_fixed(batch / n, z, steps), plan.epsilon()
+  assert 0 < exact <= stated
   half = _exact_fixed(batch / n, 2 * z, steps)  # what add-or-remove would see
   assert half < 0.75 * exact
 
@@ -135,12 +135,12 @@ def _exact_selection(std, mean, shape):
   """Epsilon of the largest of K draws of N(0, std) against N(1, std): the released winner."""
   points = np.linspace(-14 * std, 14 * std, 200_001)
   best = _generating(mean, shape)
-  laws = []
+  distributions = []
   for centre in (0.0, 1.0):
     mass = np.diff(best(stats.norm.cdf(points, centre, std)))
-    laws.append(np.append(np.maximum(mass, 0.0), best(np.zeros(1))[0]))
+    distributions.append(np.append(np.maximum(mass, 0.0), best(np.zeros(1))[0]))
   delta = lambda p, q, eps: float(np.maximum(p - math.exp(eps) * q, 0.0).sum())
-  pairs = (laws, laws[::-1])
+  pairs = (distributions, distributions[::-1])
   return max(_root(lambda eps, p=p, q=q: delta(p, q, eps) - _DELTA) for p, q in pairs)
 
 
@@ -150,8 +150,8 @@ def _exact_selection(std, mean, shape):
 def test_choosing_the_best_run_is_never_cheaper_than_it_is(std, mean, shape):
   event = gaussian_event(std)
   chosen = repeat_and_select_event(event, mean_trials=mean, shape=shape)
-  told = epsilon(chosen, delta=_DELTA, accountant="rdp")
+  stated = epsilon(chosen, delta=_DELTA, accountant="rdp")
   exact = _exact_selection(std, mean, shape)
-  assert exact <= told
+  assert exact <= stated
   if mean >= 20:
     assert exact > 1.1 * epsilon(event, delta=_DELTA)  # for free it would be a lie

@@ -191,12 +191,18 @@ def test_the_prices_on_the_page_are_computed():
   general = RdpAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE)
   halved = dpa.SampledWithoutReplacementDpEvent(60_000, 600, dpa.GaussianDpEvent(1.0))
   replaced = {"delta": 1e-5, "neighboring_relation": "replace_one"}
+  copies = accounting.with_replacement_event(
+    dpa.GaussianDpEvent(2.0), num_examples=60_000, batch_size=600
+  )
+  repeated = accounting.composed(copies, steps)
   computed = [
     accounting.epsilon(accounting.composed(poisson, steps), delta=1e-5),
     accounting.epsilon(run, delta=1e-5),
     accounting.epsilon(run, **replaced),
     accounting.epsilon(run, **replaced, accountant="rdp"),
     general.compose(halved, steps).get_epsilon(1e-5),
+    accounting.epsilon(repeated, delta=1e-5),
+    accounting.epsilon(repeated, **replaced),
   ]
   page = (ROOT / "docs/sampling.md").read_text(encoding="utf-8")
   table = page.split("| sampler | relation | accountant | epsilon |")[1].split("\n\n")[0]

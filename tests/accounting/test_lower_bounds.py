@@ -71,11 +71,19 @@ def _several(sampler):
   return (tuple(chances), tuple(counts.astype(float))), ((1.0,), (0.0,))
 
 
+def _copies(sampler):
+  """The record's gradient is C where everybody else's is -C, and it may come several times."""
+  counts = np.arange(sampler.batch_size + 1)
+  chances = stats.binom.pmf(counts, sampler.batch_size, 1 / sampler.num_examples)
+  sums = 2.0 * counts - sampler.batch_size
+  return (tuple(chances), tuple(sums)), ((1.0,), (-float(sampler.batch_size),))
+
+
 def _kept(sampler):
   """Chance of one record to be in a batch that is cut to the capacity."""
   others = np.arange(sampler.num_examples)
-  law = stats.binom.pmf(others, sampler.num_examples - 1, sampler.prob)
-  return sampler.prob * float(law @ np.minimum(1, sampler.capacity / (others + 1)))
+  probs = stats.binom.pmf(others, sampler.num_examples - 1, sampler.prob)
+  return sampler.prob * float(probs @ np.minimum(1, sampler.capacity / (others + 1)))
 
 
 # sampler -> (pair, noise of what is observed / z, releases): an experiment that an attacker
@@ -87,6 +95,7 @@ _ATTACKS = {
   sampling.FixedSizeSampler: lambda s, far: (
     _pushed_out(s.batch_size / s.num_examples), 1.0, 6,
   ),
+  sampling.WithReplacementSampler: lambda s, far: (_copies(s), 1.0, 6),
   sampling.TruncatedPoissonSampler: lambda s, far: (_halves(_kept(s), far), 1.0, 6),
   sampling.ShuffledSampler: lambda s, far: (  # the sum of an epoch
     _halves(1.0, far), math.sqrt(s.steps_per_epoch), 6 // s.steps_per_epoch,
@@ -97,6 +106,9 @@ _ATTACKS = {
   ),
   sampling.RandomAllocationSampler: lambda s, far: (  # the sum of a pass
     _halves(1.0, far), math.sqrt(s.steps_per_pass), 6 // s.steps_per_pass,
+  ),
+  sampling.KOutOfTSampler: lambda s, far: (  # the sum of a pass holds the record k times
+    _halves(1.0, far), math.sqrt(s.steps_per_pass) / s.selected, 6 // s.steps_per_pass,
   ),
   sampling.CyclicPoissonSampler: lambda s, far: (
     _halves(s.prob, far), math.sqrt(s.num_groups), 6 // s.num_groups,
@@ -112,11 +124,14 @@ def _samplers(prob):
   yield sampling.BoundedContributionSampler(prob, _N + 3, max_contribution=3)
   yield sampling.FixedSizeSampler(size, _N)
   yield sampling.FixedSizeSampler(min(size, _N - 1), _N, size_is_public=False)
+  yield sampling.WithReplacementSampler(min(size, 8), _N)
+  yield sampling.WithReplacementSampler(min(size, 8), _N, size_is_public=False)
   yield sampling.TruncatedPoissonSampler(prob, size, _N)
   yield sampling.ShuffledSampler(_N // 3, _N)
   yield sampling.CyclicSampler(2, _N)
   yield sampling.BallsInBinsSampler(3, _N + 1)
   yield sampling.RandomAllocationSampler(3, _N + 1)
+  yield sampling.KOutOfTSampler(3, 2, _N + 1)
   yield sampling.CyclicPoissonSampler(prob, 2, _N + 1)
   yield sampling.MinSepSampler(prob, 2, 6, _N + 1)
 

@@ -43,8 +43,8 @@ def test_the_table_of_one_pass_is_that_of_the_library(row):
     _epsilon(accounting.composed(noise, passes), delta),
   ]
   for cell, value in zip(row[2:], found, strict=True):
-    told = accounting.upper(value, decimals=len(cell.partition(".")[2]))
-    assert cell == told.removeprefix("0"), (cell, value)
+    shown = accounting.upper(value, decimals=len(cell.partition(".")[2]))
+    assert cell == shown.removeprefix("0"), (cell, value)
 
 
 @pytest.mark.parametrize("sampler", ["balls_in_bins", "min_sep"])

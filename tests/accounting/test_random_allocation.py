@@ -109,8 +109,8 @@ def test_one_term_keeps_mass_and_mean_and_is_larger_in_convex_order(shift):
 
 @pytest.mark.parametrize("removed", [True, False])
 def test_what_is_charged_for_grids_and_windows_is_small(removed):
-  law = allocation._law(20, 1.0, 2**14, removed=removed)
-  assert 0 < law.lost < 1e-11
+  masses = allocation._masses_of_sum(20, 1.0, 2**14, removed=removed)
+  assert 0 < masses.lost < 1e-11
 
 
 def test_the_transform_errs_by_less_than_its_bound():

@@ -16,7 +16,7 @@ _ROOT = pathlib.Path(accounting.__file__).parents[2]
 # Names of what is promised or bounded, in any expression that a format spec is applied to;
 # steps are counted, not promised.
 _NAMES = re.compile(
-  r"(?<!st)eps|delta|spent|\blower|claim|promise|refut|stated|corrected|epsilon_budget",
+  r"(?<!st)eps|delta|spent|\blower|claim|promise|guarantee|refut|stated|corrected|epsilon_budget",
   re.IGNORECASE,
 )
 _ROUNDERS = ("upper", "lower", "by_name", "_up")

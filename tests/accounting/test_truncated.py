@@ -24,15 +24,15 @@ def _step(q, n, capacity, z):
 def _mixture(q, n, capacity, others, own):
   """{sum: probability} of a truncated draw, by enumeration of every subset."""
   values = np.array([*others, own])
-  law = {}
+  probs = {}
   for taken in itertools.product([0, 1], repeat=n):
     rows = np.flatnonzero(taken)
     prob = q ** len(rows) * (1 - q) ** (n - len(rows))
     kept = list(itertools.combinations(rows, min(capacity, len(rows))))
     for subset in kept:
       total = float(values[list(subset)].sum())
-      law[total] = law.get(total, 0.0) + prob / len(kept)
-  return law
+      probs[total] = probs.get(total, 0.0) + prob / len(kept)
+  return probs
 
 
 def _density(law, z, y):

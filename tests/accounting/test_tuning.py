@@ -66,7 +66,7 @@ def test_p40_the_bound_is_above_the_exact_divergence_and_one_run_is_not(law, eps
   ]
 
   def exact(order):
-    logs = [np.log(np.maximum(law, 1e-300)) for law in outcomes]
+    logs = [np.log(np.maximum(outcome, 1e-300)) for outcome in outcomes]
     pairs = (logs, logs[::-1])
     terms = [order * p + (1 - order) * q for p, q in pairs]
     return max(special.logsumexp(term) for term in terms) / (order - 1)
@@ -80,7 +80,7 @@ def test_p40_the_bound_is_above_the_exact_divergence_and_one_run_is_not(law, eps
   truth = np.array([exact(order) for order in _ORDERS])
   assert (truth <= bound * (1 + 1e-9) + 1e-12).all()
   if mean >= 10:
-    assert (truth > 1.05 * one_run).any()  # selection for free would be a false promise
+    assert (truth > 1.05 * one_run).any()  # selection for free would be a false guarantee
 
 
 @pytest.mark.parametrize("law", _LAWS, ids=str)

@@ -19,7 +19,7 @@ ROUTES = {
   "vmap": dict(method="vmap"),
   "microbatched": dict(method="auto", microbatch_size=3),
 }
-_SLACK = 1e-5  # the promise
+_SLACK = 1e-5  # the guarantee
 _ACCURATE = 1e-5  # a float32 gradient this near to the float64 one is expected
 _CLOSE = 1e-3
 _LOSSES = int(os.environ.get("DPJAX_ADVERSARY_LOSSES", "200"))
@@ -74,7 +74,7 @@ def _comparable(recipe, exact, narrow, method):
 
 
 def check(recipe):
-  """Every promise for one loss; how many gradients were compared with the oracle."""
+  """Every guarantee for one loss; how many gradients were compared with the oracle."""
   loss, (params, batch, mask) = losses.loss_of(recipe), losses.data_of(recipe)
   try:
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Own parts that lie: a promise either holds without their word, or says that it rests on it."""
+"""Own parts that lie: a guarantee either holds without their word, or says that it rests on it."""
 
 import dataclasses
 from typing import ClassVar
@@ -13,7 +13,7 @@ import dpjax
 from dpjax import accounting, federated, gradients, names, noise, sampling, transforms
 from dpjax.experiments.config import user_code
 from dpjax.experiments.kinds.federated import user_code as fed_parts
-from dpjax.experiments.run import promise
+from dpjax.experiments.run import guarantee
 from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
 from dpjax.validate import UserError
@@ -179,7 +179,7 @@ class _Adapts(transforms.AdaptiveClipping):
 def test_a_run_whose_clipping_rule_states_its_own_price_promises_a_claim():
   for rule, kind in ((transforms.AdaptiveClipping(), "proved"), (_Adapts(), "claimed")):
     plan = _plan(l2_clip_norm=dpjax.Clip(1.0, rule))
-    made = promise.of_plan(plan, 100)
+    made = guarantee.of_plan(plan, 100)
     assert made.kind == kind and f"kind: {kind}" in " ".join(made.statement(3).split())
     assert [text.split(":")[0] for text in made.failed_assumptions] == (
       ["_Adapts"] if kind == "claimed" else []
@@ -191,12 +191,12 @@ def test_a_simulation_whose_own_cohorts_are_a_claim_says_so():
     (_POISSON, []),
     (_Everybody(prob=0.1, capacity=64), ["_Everybody"]),
   ):
-    made = promise.of_plan(_plan(), 1000, ran=_plan(sampler=sampler), deployed=100_000)
+    made = guarantee.of_plan(_plan(), 1000, ran=_plan(sampler=sampler), deployed=100_000)
     result = made.facts(accounting.Ledger(), 1.0)
     assert result["epsilon_kind"] == "simulated" and "epsilon_of_this_run" in result
     said = [text.split(":")[0] for text in result.get("failed_assumptions", [])]
     assert said == failed
-    assert ("what really ran is not proved" in promise.told(result)) == bool(failed)
+    assert ("what really ran is not proved" in guarantee.summary(result)) == bool(failed)
 
 
 @pytest.mark.parametrize(

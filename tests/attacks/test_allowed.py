@@ -1,4 +1,4 @@
-"""The line of a promise: closed forms, outside oracles, and verdicts that can be wrong nowhere."""
+"""The line of a guarantee: closed forms, outside oracles, and verdicts that are nowhere wrong."""
 
 import itertools
 

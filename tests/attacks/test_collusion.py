@@ -37,45 +37,45 @@ def _told(attack, messages, mask):
 @pytest.mark.parametrize("z", [None, 1.7])
 def test_alie_is_the_mean_less_z_deviations(z):
   messages, mask, honest = _sent()
-  told = _told(attacks.alie(z), messages, mask)
+  lie = _told(attacks.alie(z), messages, mask)
   n, m = 8, 2
   chosen = stats.norm.ppf((n - m - (n // 2 + 1 - m)) / (n - m)) if z is None else z
   expected = honest.mean(0) - chosen * honest.std(0)
-  np.testing.assert_allclose(told[2], expected, rtol=1e-5)
-  np.testing.assert_array_equal(told[2], told[5])
-  np.testing.assert_array_equal(told[[0, 1, 3, 4, 6, 8]], honest)  # nobody else's changed
+  np.testing.assert_allclose(lie[2], expected, rtol=1e-5)
+  np.testing.assert_array_equal(lie[2], lie[5])
+  np.testing.assert_array_equal(lie[[0, 1, 3, 4, 6, 8]], honest)  # nobody else's changed
 
 
 @pytest.mark.parametrize("direction", collusion.DIRECTIONS)
 def test_min_max_goes_as_far_as_no_distance_gives_it_away(direction):
   messages, mask, honest = _sent()
-  told = _told(attacks.min_max(direction), messages, mask)[5].astype(np.float64)
+  lie = _told(attacks.min_max(direction), messages, mask)[5].astype(np.float64)
   most = max(np.linalg.norm(a - b) for a in honest for b in honest)
   reached = lambda lie: max(np.linalg.norm(lie - one) for one in honest)
-  assert reached(told) == pytest.approx(most, rel=1e-5)
+  assert reached(lie) == pytest.approx(most, rel=1e-5)
   mean = honest.mean(0)
   ways = {"std": honest.std(0), "unit": mean, "sign": np.sign(mean)}
-  against = (mean - told) @ ways[direction]
+  against = (mean - lie) @ ways[direction]
   assert against == pytest.approx(
-    np.linalg.norm(mean - told) * np.linalg.norm(ways[direction]), rel=1e-5
+    np.linalg.norm(mean - lie) * np.linalg.norm(ways[direction]), rel=1e-5
   )
-  assert reached(mean + 1.01 * (told - mean)) > most
+  assert reached(mean + 1.01 * (lie - mean)) > most
 
 
 @pytest.mark.parametrize("direction", collusion.DIRECTIONS)
 def test_min_sum_goes_as_far_as_no_sum_of_distances_gives_it_away(direction):
   messages, mask, honest = _sent()
-  told = _told(attacks.min_sum(direction), messages, mask)[5].astype(np.float64)
+  lie = _told(attacks.min_sum(direction), messages, mask)[5].astype(np.float64)
   reached = lambda lie: sum(np.sum((lie - one) ** 2) for one in honest)
   most = max(reached(one) for one in honest)
-  assert reached(told) == pytest.approx(most, rel=1e-5)
+  assert reached(lie) == pytest.approx(most, rel=1e-5)
   mean = honest.mean(0)
   ways = {"std": honest.std(0), "unit": mean, "sign": np.sign(mean)}
-  against = (mean - told) @ ways[direction]
+  against = (mean - lie) @ ways[direction]
   assert against == pytest.approx(
-    np.linalg.norm(mean - told) * np.linalg.norm(ways[direction]), rel=1e-5
+    np.linalg.norm(mean - lie) * np.linalg.norm(ways[direction]), rel=1e-5
   )
-  assert reached(mean + 1.01 * (told - mean)) > most
+  assert reached(mean + 1.01 * (lie - mean)) > most
 
 
 @pytest.mark.parametrize("attack", [attacks.alie(), attacks.min_max(), attacks.min_sum()])

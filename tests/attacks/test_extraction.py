@@ -66,11 +66,13 @@ def _curve(labels_only, sizes=(10, 100, 1000)):
 
 
 def test_a_student_agrees_more_the_more_it_asks_and_the_more_it_is_told():
-  told, labels = _curve(False), _curve(True)
-  assert told[-1].rate > 0.97 and told[0].rate < told[-1].interval[0]
+  probabilities, labels = _curve(False), _curve(True)
+  assert (
+    probabilities[-1].rate > 0.97 and probabilities[0].rate < probabilities[-1].interval[0]
+  )
   assert labels[0].rate < labels[-1].rate
-  assert told[1].rate > labels[1].interval[1]
-  assert [one.num_queries for one in told] == [10, 100, 1000]
+  assert probabilities[1].rate > labels[1].interval[1]
+  assert [one.num_queries for one in probabilities] == [10, 100, 1000]
 
 
 def test_a_student_of_random_answers_agrees_by_chance():

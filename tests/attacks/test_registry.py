@@ -36,8 +36,8 @@ def test_what_a_row_names_is_there(attack):
 
 
 def test_every_file_that_attacks_has_a_row():
-  room = pathlib.Path(dpjax.attacks.__file__).parent
-  files = {path.stem for path in room.glob("*.py")} - _HELPERS
+  folder = pathlib.Path(dpjax.attacks.__file__).parent
+  files = {path.stem for path in folder.glob("*.py")} - _HELPERS
   found = (attack.find() for attack in registry.ATTACKS if attack.simulated)
   named = {one.__module__.rpartition(".")[2] for one in found}
   assert files <= named, f"no row of registry.ATTACKS for {sorted(files - named)}"

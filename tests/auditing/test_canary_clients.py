@@ -53,11 +53,11 @@ def test_a_losing_coin_leaves_what_the_relation_says(kind, relation):
   stays = lost if relation == "replace_one" and kind not in cc.SENDERS else 0
   assert as_before == others + stays
   if kind in cc.SENDERS:
-    told = np.concatenate([canaries.numbers[rows] for rows in made.indices])
+    numbers = np.concatenate([canaries.numbers[rows] for rows in made.indices])
     expected = {i + 1 for i in np.flatnonzero(canaries.included)}
     if relation == "replace_one":  # who is out pulls the other way
       expected |= {-(i + 1) for i in np.flatnonzero(~canaries.included)}
-    assert set(told) == {0, *expected}
+    assert set(numbers) == {0, *expected}
     assert canaries.numbers is not None
     for number, place in enumerate(canaries.places):
       rows = [] if place < 0 else canaries.numbers[made.indices[place]]
@@ -279,8 +279,8 @@ def test_canaries_that_join_come_behind_clients_of_whom_nobody_leaves():
   assert made.num_clients == 40 + won and 0 < won < 60
   for client in range(40):
     np.testing.assert_array_equal(made.indices[client], federation.indices[client])
-  told = [int(canaries.numbers[rows[0]]) for rows in made.indices[40:]]
-  assert told == [number + 1 for number in np.flatnonzero(canaries.included)]
+  numbers = [int(canaries.numbers[rows[0]]) for rows in made.indices[40:]]
+  assert numbers == [number + 1 for number in np.flatnonzero(canaries.included)]
   assert canaries.places[canaries.included].tolist() == list(range(40, 40 + won))
   assert (canaries.places[~canaries.included] == -1).all()
 

@@ -91,9 +91,9 @@ def test_an_alarm_is_no_refutation_and_says_what_it_takes_for_granted():
   )
   assert "if canaries are independent" in found.verdict
   assert found.to_json()["can_refute"] and found.to_json()["ceiling"]["epsilon_lower"] < 4
-  told = auditing.audit(scores, delta=1e-3, epsilon_claimed=4.0)
-  assert not told.refuted and not told.can_refute
-  assert "so few canaries CANNOT refute it" in told.verdict
+  audit = auditing.audit(scores, delta=1e-3, epsilon_claimed=4.0)
+  assert not audit.refuted and not audit.can_refute
+  assert "so few canaries CANNOT refute it" in audit.verdict
 
 
 @pytest.mark.parametrize("num_inside", [1, 20, 39])

@@ -101,14 +101,16 @@ def test_gradient_canaries_run_and_stay_below_the_proof(sampler, relation):
   assert len(scores.inside) + len(scores.outside) == 100
   assert auditing.one_run(scores, delta=1e-5) <= plan.epsilon()
   silent = dataclasses.replace(plan, noise_multiplier=1e-3, slices=1)  # without its noise
-  told = auditing.gradient_canaries(
+  audited = auditing.gradient_canaries(
     plan, num_canaries=100, seed=1, key=jax.random.key(0), transform=silent.transform
   )
-  assert told.inside.mean() > told.outside.mean() + 0.01
+  assert audited.inside.mean() > audited.outside.mean() + 0.01
   if relation == NeighboringRelation.REPLACE_ONE:  # the farthest pair there is
-    assert np.abs(told.inside.mean() + told.outside.mean()) < 0.3 * told.inside.mean()
+    assert (
+      np.abs(audited.inside.mean() + audited.outside.mean()) < 0.3 * audited.inside.mean()
+    )
   else:
-    assert np.abs(told.outside).max() < 0.01  # a canary that is out adds nothing
+    assert np.abs(audited.outside).max() < 0.01  # a canary that is out adds nothing
 
 
 @pytest.mark.parametrize(("sampler", "relation"), _PAIRS)

@@ -27,8 +27,8 @@ def test_a_peer_that_is_absent_is_a_row(monkeypatch, tmp_path):
   monkeypatch.setattr(peer_rounds, "_WORKER", tmp_path / "peer.py")
   first, second = peer_rounds.measure(["pfl", "flower"], repeats=1, setup=_SMALL)
   assert first.median_s is None and "no pfl" in first.note
-  told = federated_speed.table([first, second])
-  assert told.splitlines()[-2].startswith("pfl: not installed for ")
+  table = federated_speed.table([first, second])
+  assert table.splitlines()[-2].startswith("pfl: not installed for ")
 
 
 def test_a_peer_that_dies_says_its_last_word(monkeypatch, tmp_path):

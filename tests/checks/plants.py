@@ -27,7 +27,13 @@ import optax
 
 from configs import quickstart
 from dpjax import data
-from dpjax.experiments.checks import batches, charges, influence, noise_laws, whole_step
+from dpjax.experiments.checks import (
+  batches,
+  charges,
+  influence,
+  noise_distributions,
+  whole_step,
+)
 from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.plan import Plan
@@ -258,60 +264,62 @@ def _two_bits(key):
 
 
 _NOISE = {
-  "noise_cut_at_3": (noise_laws.noise_tails, _cut(3.0)),
-  "noise_cut_at_3.5": (noise_laws.noise_tails, _cut(3.5)),
-  "noise_cut_at_4": (noise_laws.noise_tails, _cut(4.0)),
-  "noise_cut_at_4.5": (noise_laws.noise_tails, _cut(4.5)),
-  "noise_drawn_again_beyond_4": (noise_laws.noise_tails, _folded(4.0)),
-  "noise_cut_on_one_side": (noise_laws.noise_tails, _each(lambda x: jnp.maximum(x, -3.5))),
+  "noise_cut_at_3": (noise_distributions.noise_tails, _cut(3.0)),
+  "noise_cut_at_3.5": (noise_distributions.noise_tails, _cut(3.5)),
+  "noise_cut_at_4": (noise_distributions.noise_tails, _cut(4.0)),
+  "noise_cut_at_4.5": (noise_distributions.noise_tails, _cut(4.5)),
+  "noise_drawn_again_beyond_4": (noise_distributions.noise_tails, _folded(4.0)),
+  "noise_cut_on_one_side": (noise_distributions.noise_tails, _each(lambda x: jnp.maximum(x, -3.5))),
   "noise_with_long_tails": (
-    noise_laws.noise_tails, _each(lambda x: jnp.where(jnp.abs(x) > 3, x * 1.5, x)),
+    noise_distributions.noise_tails, _each(lambda x: jnp.where(jnp.abs(x) > 3, x * 1.5, x)),
   ),
   "noise_a_little_skew": (
-    noise_laws.noise_tails, _each(lambda x: x + 0.01 * (x**2 - 1)),
+    noise_distributions.noise_tails, _each(lambda x: x + 0.01 * (x**2 - 1)),
   ),
   "noise_a_little_flat": (
-    noise_laws.noise_tails, _each(lambda x: x - 0.003 * (x**3 - 3 * x)),
+    noise_distributions.noise_tails, _each(lambda x: x - 0.003 * (x**3 - 3 * x)),
   ),
-  "noise_on_a_grid": (noise_laws.noise_independence, _grid(1e-3)),
-  "noise_on_a_fine_grid": (noise_laws.noise_independence, _grid(2e-5)),
-  "noise_in_bfloat16": (noise_laws.noise_independence, _each(_bfloat16)),
-  "noise_with_an_atom": (noise_laws.noise_independence, _noise(_atom)),
+  "noise_on_a_grid": (noise_distributions.noise_independence, _grid(1e-3)),
+  "noise_on_a_fine_grid": (noise_distributions.noise_independence, _grid(2e-5)),
+  "noise_in_bfloat16": (noise_distributions.noise_independence, _each(_bfloat16)),
+  "noise_with_an_atom": (noise_distributions.noise_independence, _noise(_atom)),
   "noise_alike_in_neighbours": (
-    noise_laws.noise_independence, _noise(_same_in_neighbours(0.05)),
+    noise_distributions.noise_independence, _noise(_same_in_neighbours(0.05)),
   ),
-  "noise_with_a_common_part": (noise_laws.noise_std, _noise(_common(0.04))),
-  "noise_that_sums_to_zero": (noise_laws.noise_std, _noise(_sums_to_zero)),
-  "half_a_leaf_copied": (noise_laws.noise_independence, _noise(_half_copied(1.0))),
+  "noise_with_a_common_part": (noise_distributions.noise_std, _noise(_common(0.04))),
+  "noise_that_sums_to_zero": (noise_distributions.noise_std, _noise(_sums_to_zero)),
+  "half_a_leaf_copied": (noise_distributions.noise_independence, _noise(_half_copied(1.0))),
   "half_a_leaf_copied_with_signs": (
-    noise_laws.noise_independence, _noise(_half_copied(-1.0)),
+    noise_distributions.noise_independence, _noise(_half_copied(-1.0)),
   ),
-  "leaves_share_a_part": (noise_laws.noise_independence, _noise(_leaves_share)),
-  "steps_in_pairs": (noise_laws.noise_independence, _again(lambda x: x)),
-  "steps_in_pairs_at_lag_7": (noise_laws.noise_independence, _again(lambda x: x, 7)),
-  "steps_in_pairs_other_signs": (noise_laws.noise_independence, _again(_signs)),
-  "steps_in_pairs_permuted": (noise_laws.noise_independence, _again(_permuted)),
+  "leaves_share_a_part": (noise_distributions.noise_independence, _noise(_leaves_share)),
+  "steps_in_pairs": (noise_distributions.noise_independence, _again(lambda x: x)),
+  "steps_in_pairs_at_lag_7": (noise_distributions.noise_independence, _again(lambda x: x, 7)),
+  "steps_in_pairs_other_signs": (noise_distributions.noise_independence, _again(_signs)),
+  "steps_in_pairs_permuted": (noise_distributions.noise_independence, _again(_permuted)),
   "steps_in_pairs_both": (
-    noise_laws.noise_independence, _again(lambda x: _signs(_permuted(x)), 5),
+    noise_distributions.noise_independence, _again(lambda x: _signs(_permuted(x)), 5),
   ),
-  "steps_antithetic": (noise_laws.noise_independence, _again(lambda x: -x)),
-  "noise_fades_slowly": (noise_laws.noise_std, _by_step(lambda t: 1.02 - 0.04 * t / STEPS)),
+  "steps_antithetic": (noise_distributions.noise_independence, _again(lambda x: -x)),
+  "noise_fades_slowly": (
+    noise_distributions.noise_std, _by_step(lambda t: 1.02 - 0.04 * t / STEPS),
+  ),
   "noise_with_a_period": (
-    noise_laws.noise_std, _by_step(lambda t: 1 + 0.05 * jnp.sin(2 * jnp.pi * t / 5)),
+    noise_distributions.noise_std, _by_step(lambda t: 1 + 0.05 * jnp.sin(2 * jnp.pi * t / 5)),
   ),
   "noise_small_at_one_step": (
-    noise_laws.noise_std, _by_step(lambda t: jnp.where(t == 97, 0.5, 1.0)),
+    noise_distributions.noise_std, _by_step(lambda t: jnp.where(t == 97, 0.5, 1.0)),
   ),
   "first_step_without_noise": (
-    noise_laws.noise_std, _by_step(lambda t: jnp.where(t == 0, 0.0, 1.0)),
+    noise_distributions.noise_std, _by_step(lambda t: jnp.where(t == 0, 0.0, 1.0)),
   ),
   "last_step_without_noise": (
-    noise_laws.noise_std, _by_step(lambda t: jnp.where(t == STEPS - 1, 0.0, 1.0)),
+    noise_distributions.noise_std, _by_step(lambda t: jnp.where(t == STEPS - 1, 0.0, 1.0)),
   ),
-  "noise_2_percent_small": (noise_laws.noise_std, _each(lambda x: 0.98 * x)),
-  "bias_without_noise": (noise_laws.noise_std, _noise(_bias_without_noise)),
+  "noise_2_percent_small": (noise_distributions.noise_std, _each(lambda x: 0.98 * x)),
+  "bias_without_noise": (noise_distributions.noise_std, _noise(_bias_without_noise)),
   "one_entry_without_noise_on_odd_steps": (
-    noise_laws.noise_std, _noise(_one_entry(lambda t: t % 2 == 1)),
+    noise_distributions.noise_std, _noise(_one_entry(lambda t: t % 2 == 1)),
   ),
   "noise_follows_the_mask": (
     charges.own_sum, _follows(lambda c: jnp.where(jnp.sum(c["mask"]) > 5, 0.9, 1.0)),
@@ -332,9 +340,9 @@ _NOISE = {
   "noise_follows_the_sum": (
     charges.own_sum, _follows(lambda c: 1 - 0.1 * jnp.tanh(_length(c["total"]))),
   ),
-  "noise_key_of_two_bits": (noise_laws.noise_independence, _key_of(_two_bits)),
+  "noise_key_of_two_bits": (noise_distributions.noise_independence, _key_of(_two_bits)),
   "noise_key_ignored": (
-    noise_laws.noise_independence, _key_of(lambda key: jax.random.key(3)),
+    noise_distributions.noise_independence, _key_of(lambda key: jax.random.key(3)),
   ),
 }  # fmt: skip
 
@@ -870,8 +878,8 @@ _BATCHES = {
 
 def _promise(**changes: Any) -> Callable[[Any], Any]:
   def broken(sound):
-    made = {name: make(sound.promise) for name, make in changes.items()}
-    return sound._replace(promise=dataclasses.replace(sound.promise, **made))
+    made = {name: make(sound.guarantee) for name, make in changes.items()}
+    return sound._replace(guarantee=dataclasses.replace(sound.guarantee, **made))
 
   return broken
 
@@ -898,8 +906,8 @@ def _another_sampler(sound):
 
 
 def _wider_relation(sound):
-  promise = dataclasses.replace(sound.promise, curve=lambda steps: 0.9 * 3.0)
-  return sound._replace(promise=promise)
+  guarantee = dataclasses.replace(sound.guarantee, curve=lambda steps: 0.9 * 3.0)
+  return sound._replace(guarantee=guarantee)
 
 
 _CHARGES = {

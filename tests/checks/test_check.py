@@ -13,7 +13,7 @@ import pytest
 
 from configs import quickstart
 from dpjax import gradients, losses
-from dpjax.experiments.checks import batches, charges, influence, noise_laws
+from dpjax.experiments.checks import batches, charges, influence, noise_distributions
 from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
@@ -319,8 +319,8 @@ _BUGS = {
   influence.padding: (mask_ignored,),
   influence.cross_example: (batch_norm, gradients_that_see_the_batch),
   charges.divisor: (realised_batch_as_divisor,),
-  noise_laws.noise_std: (noise_halved, noise_of_one_leaf_missing, uniform_noise),
-  noise_laws.noise_independence: (noise_key_reused_every_step, noise_key_ignored),
+  noise_distributions.noise_std: (noise_halved, noise_of_one_leaf_missing, uniform_noise),
+  noise_distributions.noise_independence: (noise_key_reused_every_step, noise_key_ignored),
   batches.sampler_law: (
     sampler_shuffled, sampler_of_another_rate, sampler_with_memory,
     sampler_that_leaves_one_half_out,
@@ -424,8 +424,8 @@ def test_large_or_odd_runs_pass_and_their_bugs_are_found(name):
   for one, bug in (
     (influence.influence, clipping_removed),
     (influence.whole_batch, wrong_for_large_batches),
-    (noise_laws.noise_std, noise_halved),
-    (noise_laws.noise_independence, noise_key_reused_every_step),
+    (noise_distributions.noise_std, noise_halved),
+    (noise_distributions.noise_independence, noise_key_reused_every_step),
   ):
     assert one(bug(subject)).passed is False, (name, bug)
 
@@ -444,7 +444,7 @@ def test_what_promises_nothing_is_not_applicable_and_never_passes():
 
 
 def test_a_failure_is_in_the_table_and_in_the_data(sound):
-  rows = [noise_laws.noise_std(noise_halved(sound)), influence.padding(sound)]
+  rows = [noise_distributions.noise_std(noise_halved(sound)), influence.padding(sound)]
   assert [row.name for row in check.failed(rows)] == ["noise as charged"]
   assert check.table(rows).startswith("FAIL  noise as charged")
   data = check.to_json(rows)
@@ -533,5 +533,5 @@ def test_an_ordinary_loss_does_not_leak():
 def test_a_run_in_slices_is_checked_on_whole_steps():
   """Its transform refuses a slice; what the checks hand it are sums of steps."""
   cut = check.subject(_config(slices=2))
-  rows = [noise_laws.noise_std(cut), charges.divisor(cut)]
+  rows = [noise_distributions.noise_std(cut), charges.divisor(cut)]
   assert all(row.passed for row in rows), rows

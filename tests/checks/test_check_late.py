@@ -13,7 +13,7 @@ from dpjax.experiments.checks import (
   batches,
   charges,
   influence,
-  noise_laws,
+  noise_distributions,
   noise_record,
   whole_step,
 )
@@ -396,11 +396,11 @@ def one_step_takes_many(subject):
 
 
 _BUGS = {
-  noise_laws.noise_std: (
+  noise_distributions.noise_std: (
     noise_fades_late, last_step_without_noise, few_coordinates_without_noise_late,
     one_coordinate_without_noise,
   ),
-  noise_laws.noise_independence: (
+  noise_distributions.noise_independence: (
     noise_with_a_long_period, leaf_is_the_end_of_another, leaf_is_another_in_some_order,
     leaf_is_the_sum_of_another_s_rows, step_is_the_last_one_reversed,
   ),
@@ -460,7 +460,7 @@ def test_sound_runs_pass(small, large, one):
 
 
 def test_every_check_has_a_bug_to_find():
-  modules = (influence, whole_step, noise_laws, batches, charges)
+  modules = (influence, whole_step, noise_distributions, batches, charges)
   planted = {plant.row for plant in plants.PLANTS.values()}
   assert {*_BUGS, *test_check._BUGS, *planted} == {
     one for module in modules for one in module.CHECKS
@@ -470,10 +470,10 @@ def test_every_check_has_a_bug_to_find():
 def test_steps_are_skipped_where_the_model_is_too_large_to_draw_them_all(monkeypatch):
   monkeypatch.setattr(noise_record, "_WORK", 100_000)
   subject = _subject(**_MODELS["650"], num_steps=5000)
-  assert noise_laws.noise_std(subject).passed
-  assert noise_laws.noise_independence(subject).passed
-  assert "skipped" in noise_laws.noise_std(subject).detail
-  assert not noise_laws.noise_independence(_again_after(subject, 4001)).passed
+  assert noise_distributions.noise_std(subject).passed
+  assert noise_distributions.noise_independence(subject).passed
+  assert "skipped" in noise_distributions.noise_std(subject).detail
+  assert not noise_distributions.noise_independence(_again_after(subject, 4001)).passed
 
 
 def test_every_lag_is_among_the_steps_that_are_kept():

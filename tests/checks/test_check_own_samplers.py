@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import accounting, sampling
 from dpjax.accounting.event_kinds import kind
-from dpjax.experiments.checks import batches, noise_laws
+from dpjax.experiments.checks import batches, noise_distributions
 from dpjax.experiments.checks.subject import Subject
 from dpjax.validate import UserError
 
@@ -170,12 +170,12 @@ def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
   assert plan.epsilon() == accounting.epsilon(passes, delta=plan.delta)
   with pytest.raises(UserError, match="add_or_remove_one"):
     accounting.epsilon(plan.event(), delta=1e-5)
-  assert noise_laws._charged_multiplier(plan) == 2.0
+  assert noise_distributions._accounted_multiplier(plan) == 2.0
   for name in ("gaussian_noise", "joining_prob"):
     monkeypatch.delattr(HalfKind, name)
   silent = batches.sampler_law(_subject(round_robin, keep))
   assert silent.passed and "how often an example comes is not tested" in silent.detail
-  assert "gaussian_noise" in noise_laws._untested(plan)
+  assert "gaussian_noise" in noise_distributions._untested(plan)
 
 
 @pytest.mark.parametrize("name", sampling.SAMPLERS)

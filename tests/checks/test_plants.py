@@ -5,7 +5,7 @@ The whole walk, with the table under results/: `python -m tests.checks.plants PA
 
 import pytest
 
-from dpjax.experiments.checks import influence, noise_laws, noise_record
+from dpjax.experiments.checks import influence, noise_distributions, noise_record
 from tests.checks import plants
 
 # A few of each class, which every change should pass by; the rest is long.
@@ -31,7 +31,7 @@ def sound():
   ],
 )
 def test_a_planted_bug_is_refused(sound, name, monkeypatch):
-  if plants.PLANTS[name].row is noise_laws.noise_tails and name not in _QUICK:
+  if plants.PLANTS[name].row is noise_distributions.noise_tails and name not in _QUICK:
     monkeypatch.setattr(noise_record, "_TAIL", 2 * _TAILS)
   row = plants.run(name, sound)
   assert row.passed is False, row
@@ -56,7 +56,11 @@ def test_other_keys_raise_no_false_alarm(sound, number, monkeypatch):
   honest = noise_record.test_key
   other = lambda subject, which: honest(subject, which + 1_000_000 * (number + 1))
   monkeypatch.setattr(noise_record, "test_key", other)
-  for row in (noise_laws.noise_std, noise_laws.noise_independence, noise_laws.noise_tails):
+  for row in (
+    noise_distributions.noise_std,
+    noise_distributions.noise_independence,
+    noise_distributions.noise_tails,
+  ):
     assert row(sound).passed is True, row(sound)
 
 

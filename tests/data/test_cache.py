@@ -122,9 +122,11 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(cache, "_write", full)
-  with pytest.raises(UserError, match="DPJAX_CACHE_DIR=.*No space left on device") as told:
+  with pytest.raises(
+    UserError, match="DPJAX_CACHE_DIR=.*No space left on device"
+  ) as refused:
     Made().found(tmp_path / "kept")
-  assert "\n" not in str(told.value)
+  assert "\n" not in str(refused.value)
   assert [path.name for path in (tmp_path / "kept").iterdir()] == ["lock"]
 
 

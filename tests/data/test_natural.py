@@ -139,11 +139,13 @@ def test_prepared_data_by_any_field(tweets):
 
 
 def test_a_field_that_is_not_there(tweets):
-  told = one_line(data.natural_federation, "tweets", tweets, client_id="usr")
-  assert "has no field 'usr' (did you mean 'user'?)" in told and "name='tweets'" in told
+  message = one_line(data.natural_federation, "tweets", tweets, client_id="usr")
+  assert (
+    "has no field 'usr' (did you mean 'user'?)" in message and "name='tweets'" in message
+  )
   assert "client_id=''" in one_line(data.natural_federation, "tweets", tweets)
-  told = one_line(data.natural_federation, "mnist", tweets, client_id="writer")
-  assert "python -m launch.prepare --dataset=mnist" in told
+  message = one_line(data.natural_federation, "mnist", tweets, client_id="writer")
+  assert "python -m launch.prepare --dataset=mnist" in message
 
 
 # --- .npz and a function of one's own
@@ -280,8 +282,8 @@ def test_files_of_leaf_that_are_none(tmp_path, content, says):
   folder = client_files.leaf(tmp_path, {"train": [], "test": [{"a": ([[1]], [0])}]})
   raw = content if isinstance(content, bytes) else content.encode()
   (folder / "train" / "all_data_0.json").write_bytes(raw)
-  told = one_line(data.leaf_federation, folder, num_classes=2)
-  assert says in told and told.startswith(f"name='{folder}'")
+  message = one_line(data.leaf_federation, folder, num_classes=2)
+  assert says in message and message.startswith(f"name='{folder}'")
 
 
 def test_leaf_says_what_makes_its_folder(tmp_path):
@@ -338,8 +340,8 @@ def test_blocks_of_a_database_do_not_show(tmp_path, monkeypatch):
 def test_sentences_have_no_labels(tmp_path):
   say = lambda words: client_files.example(tokens=words, tags=b"c|java", score=3)
   splits = {"train": [("u", say(b"how to")), ("v", say(b"no"))], "test": [("w", say(b"x"))]}
-  told = {("u", "train"): 1, ("v", "train"): 1, ("mute", "train"): 0, ("w", "test"): 1}
-  path = client_files.sqlite(tmp_path / "stackoverflow.sqlite", splits, told)
+  counts = {("u", "train"): 1, ("v", "train"): 1, ("mute", "train"): 0, ("w", "test"): 1}
+  path = client_files.sqlite(tmp_path / "stackoverflow.sqlite", splits, counts)
   train, _ = data.tff_federation(path, max_length=4)
   assert train.client("u").x.tolist() == [[*b"how "]] and train.sizes.tolist() == [0, 1, 1]
   assert train.dataset.num_classes == 1 and train.dataset.vocab_size == 256
@@ -399,8 +401,8 @@ def test_a_pixel_too_few_and_one_too_many_are_not_two_images(tmp_path):
 
 
 def test_files_of_tff_that_are_none(tmp_path):
-  told = one_line(data.tff_federation, "emnist_all.sqlite", tmp_path)
-  assert f"launch.prepare --dataset=femnist --data_dir={tmp_path}" in told
+  message = one_line(data.tff_federation, "emnist_all.sqlite", tmp_path)
+  assert f"launch.prepare --dataset=femnist --data_dir={tmp_path}" in message
   assert "must end in .sqlite" in one_line(data.tff_federation, "x.db", tmp_path)
   whole = _database(tmp_path).read_bytes()
   for name, held in {"cut": whole[:5000], "none": b"", "text": b"no database" * 99}.items():

@@ -161,7 +161,7 @@ def test_a_bare_npy_array_is_not_an_archive(tmp_path):
     data.load(path)
 
 
-# --- headers that promise what is not there, and pipes
+# --- headers that guarantee what is not there, and pipes
 
 
 _HEADERS = [

@@ -278,9 +278,9 @@ def test_a_folder_is_the_archive_unpacked(tmp_path, changes):
 )
 def test_a_folder_that_is_none_is_one_line(tmp_path, changes, words):
   _write(tmp_path, **changes)
-  with pytest.raises(UserError, match=words) as told:
+  with pytest.raises(UserError, match=words) as refused:
     data.load(f"{tmp_path}/", resident=False)
-  assert str(tmp_path) in str(told.value) and "\n" not in str(told.value)
+  assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_cut_short(tmp_path):

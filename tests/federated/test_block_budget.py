@@ -99,9 +99,9 @@ def test_a_budget_changes_no_result_and_costs_few_programs(batch_size):
     return state.params, info
 
   expected, wanted = trained(loop_clients())
-  found, told = trained(vmap_clients(memory_budget=most))
+  found, losses = trained(vmap_clients(memory_budget=most))
   problems.assert_trees_close(found, expected, rtol=1e-5)
-  problems.assert_trees_close(told, wanted, rtol=1e-4)
+  problems.assert_trees_close(losses, wanted, rtol=1e-4)
   pieces = client_blocks.blocks(cohort, 5, None, ByteBudget(most))
   counts = [len(block.mask) for block in pieces]
   assert counts[0] == 1 and len(counts) > 1  # the large one by itself

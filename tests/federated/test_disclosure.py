@@ -113,8 +113,8 @@ def test_the_difference_of_two_batches_reads_a_row(monkeypatch, party):
     _views(state, protocol[1](state, b)[0])[party] * len(b.y)
     for b in (batch, _part(batch, less))
   ]
-  told = (views[0] - views[1])[0] / batch.x[party][7, 0]
-  assert told == pytest.approx(_residuals(batch, state)[7], abs=1e-4)
+  residual = (views[0] - views[1])[0] / batch.x[party][7, 0]
+  assert residual == pytest.approx(_residuals(batch, state)[7], abs=1e-4)
 
 
 def test_one_row_many_times_is_one_row(monkeypatch):
@@ -400,11 +400,11 @@ def test_a_column_of_two_values_is_not_read(monkeypatch, party):
     _protocol()[1](state, batch)
   _unguarded(monkeypatch)
   view = _views(state, _protocol()[1](state, batch)[0])[party][:4] * rows
-  told = view - own.T @ vertical.residuals(own @ weights[party], batch.y)
+  residuals = view - own.T @ vertical.residuals(own @ weights[party], batch.y)
   tried = _all_signs(rows)[1:] @ own
   tried /= np.linalg.norm(tried, axis=1, keepdims=True)
   # told is a quarter of the unknown weight times own^T secret: only its direction is known
-  best = _all_signs(rows)[1:][np.argmax(np.abs(tried @ told))]
+  best = _all_signs(rows)[1:][np.argmax(np.abs(tried @ residuals))]
   np.testing.assert_array_equal(best, secret[:, 0])
 
 

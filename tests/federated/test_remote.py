@@ -87,11 +87,11 @@ class World:
   def held(self):
     """Every array and number in the server's hands now."""
     server, config = self.server, self.server.settings()
-    told = [*config.values(), server._rng, server.num_clients]
+    facts = [*config.values(), server._rng, server.num_clients]
     for leaf in jax.tree.leaves((server.state, _key_of_round(server.state))):
       is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-      told.append(np.asarray(jax.random.key_data(leaf) if is_key else leaf))
-    return told
+      facts.append(np.asarray(jax.random.key_data(leaf) if is_key else leaf))
+    return facts
 
   def round(self):
     """One round in this process; [answer of each client]."""

@@ -1,4 +1,4 @@
-"""The promise of every route: one example moves the sum by at most its bound, or not at all.
+"""The guarantee of every route: one example moves the sum by at most its bound, or not at all.
 
 Each test holds a class of inputs by which an earlier version broke it.
 """

@@ -43,9 +43,9 @@ def test_a_broken_run_exits_with_1_and_names_the_check(tmp_path):
                  "--config.model.options={}")  # fmt: skip
   assert done.returncode == 1
   assert "FAIL  noise as charged" in done.stdout
-  told = done.stderr.strip()
-  assert told.startswith("error: ") and " of 24 checks failed: " in told
-  assert "noise as charged; noise has its tails" in told and "\n" not in told
+  message = done.stderr.strip()
+  assert message.startswith("error: ") and " of 24 checks failed: " in message
+  assert "noise as charged; noise has its tails" in message and "\n" not in message
 
 
 def test_a_mistake_is_one_line_and_exit_code_2():

@@ -22,7 +22,7 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "model.name"
 
 
 def _plan(config, workdir):
-  return dry_run.told(CENTRAL, config, workdir)
+  return dry_run.report(CENTRAL, config, workdir)
 
 
 def _lines(text):
@@ -37,14 +37,14 @@ def _agrees(plan, result):
   assert {"noise_multiplier", "sampler", "model", "l2_clip_norm"} <= set(shared)
   for name in shared:
     value = result[name]
-    told = f"{value:,}" if name == "num_parameters" else dry_run._shown(name, value)
-    assert plan[name] == told
+    shown = f"{value:,}" if name == "num_parameters" else dry_run._shown(name, value)
+    assert plan[name] == shown
 
 
 def test_the_plan_is_that_of_the_run(tmp_path):
   relation = {"privacy.neighboring_relation": "replace_special"}
   config = fields.replace_all(TrainConfig(**_TINY), _NOISE | relation)
-  plan = _lines(dry_run.told(config, tmp_path / "run"))
+  plan = _lines(dry_run.report(config, tmp_path / "run"))
   assert list(tmp_path.iterdir()) == []  # the run itself makes its folder
   result = loop.train(config, tmp_path / "run")
   _agrees(plan, result)
@@ -57,7 +57,7 @@ def test_the_plan_is_that_of_the_run(tmp_path):
   state = dry_run.state_of(build.build(config), tmp_path / "run")
   assert state == "holds this run, finished; it would not run again"
   with pytest.raises(UserError, match=r"holds a run of another config \(config.seed"):
-    dry_run.told(fields.replace(config, "seed", 2), tmp_path / "run")
+    dry_run.report(fields.replace(config, "seed", 2), tmp_path / "run")
   assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
@@ -80,7 +80,7 @@ def test_no_step_sees_the_data(monkeypatch, tmp_path):
     fed = FedConfig(num_rounds=2, clients_per_round=5, partition=skewed)
     for config in (TrainConfig(**_TINY), fed):
       config = fields.replace_all(config, _NOISE)
-      plans.append(_lines(dry_run.told(config, tmp_path / "run")))
+      plans.append(_lines(dry_run.report(config, tmp_path / "run")))
   assert seen[0] == seen[2] and seen[1] == seen[3]
   assert "per user)" in plans[1]["privacy"]
   assert plans[1]["rounds"] == "2 communication rounds"
@@ -111,12 +111,12 @@ def _loaded(flipped):
 )
 def test_what_a_run_refuses_the_plan_refuses_in_the_same_line(tmp_path, change, words):
   config = fields.replace_all(TrainConfig(**_TINY), change)
-  told = []
+  messages = []
   for name, begin in (("train", loop.train), ("plan", _plan)):
     with pytest.raises(UserError) as refused:
       begin(config, tmp_path / name)
-    told.append(str(refused.value))
-  assert told[0] == told[1] and words in told[0], told
+    messages.append(str(refused.value))
+  assert messages[0] == messages[1] and words in messages[0], messages
 
 
 def test_a_model_that_knows_the_data_by_another_name_is_refused_in_the_same_line(tmp_path):
@@ -126,12 +126,12 @@ def test_a_model_that_knows_the_data_by_another_name_is_refused_in_the_same_line
   result.write_text(json.dumps(json.loads(result.read_text()) | {"dataset": "renamed"}))
   path = str(tmp_path / "first" / "params.npz")
   config = fields.replace_all(config, {"pretrained": path, "seed": 2})
-  told = []
+  messages = []
   for name, begin in (("train", loop.train), ("plan", _plan)):
     with pytest.raises(UserError, match="the data of this run") as refused:
       begin(config, tmp_path / name)
-    told.append(str(refused.value))
-  assert told[0] == told[1]
+    messages.append(str(refused.value))
+  assert messages[0] == messages[1]
 
 
 def test_features_are_neither_computed_nor_read():

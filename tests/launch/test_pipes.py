@@ -69,8 +69,8 @@ def test_an_unread_stream_ends_a_command_without_a_word(tmp_path, body, merged):
     stderr=subprocess.STDOUT if merged else subprocess.PIPE,
   ) as process:
     process.stdout.close()
-    told = b"" if merged else process.stderr.read()
-  assert b"Traceback" not in told and b"Broken" not in told, told[-500:]
+    stderr = b"" if merged else process.stderr.read()
+  assert b"Traceback" not in stderr and b"Broken" not in stderr, stderr[-500:]
   quiet = "fail" in body and not merged  # nothing was written to the stream
   assert process.returncode == (2 if quiet else -signal.SIGPIPE)
 

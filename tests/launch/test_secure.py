@@ -101,8 +101,8 @@ def test_the_quickstart_is_stopped_and_goes_on(tmp_path):
     assert first.poll() is None
     time.sleep(0.2)
   first.send_signal(signal.SIGTERM)
-  _, told = first.communicate(timeout=60)
-  assert first.returncode == 128 + signal.SIGTERM and b"run the same command" in told
+  _, stderr = first.communicate(timeout=60)
+  assert first.returncode == 128 + signal.SIGTERM and b"run the same command" in stderr
   done = subprocess.run(order, cwd=_ROOT, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stderr
   assert len(list(tmp_path.glob("run/points/*/result.json"))) >= 8

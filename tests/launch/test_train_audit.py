@@ -103,6 +103,6 @@ def test_every_sampler_is_audited_or_refused_in_one_line(given, tmp_path):
     return
   assert done.returncode == 0, done.stderr
   result = json.loads((tmp_path / "run" / "result.json").read_text())
-  told = result["epsilon"] if result["epsilon"] is not None else float("inf")
-  assert 0 <= result["epsilon_audited_lower"] <= told
+  epsilon = result["epsilon"] if result["epsilon"] is not None else float("inf")
+  assert 0 <= result["epsilon_audited_lower"] <= epsilon
   assert ("audit: not refuted" in done.stdout) or result["epsilon"] is None

@@ -51,8 +51,8 @@ def _one_line(done):
 def test_a_platform_that_is_not_there_is_one_line(name, tmp_path):
   workdir = [] if name == "check" else [f"--workdir={tmp_path}"]
   done = _launch(name, *_COMMANDS[name], *workdir, JAX_PLATFORMS="nonsense")
-  told = _one_line(done)
-  assert told.startswith("error: JAX_PLATFORMS=nonsense: JAX finds no such device")
+  message = _one_line(done)
+  assert message.startswith("error: JAX_PLATFORMS=nonsense: JAX finds no such device")
   assert not [*tmp_path.rglob("*.json")]
 
 
@@ -62,8 +62,8 @@ def test_a_tpu_or_gpu_that_is_not_there_is_one_line(more, tmp_path):
   many = ["--coordinator=127.0.0.1:39123", "--num_processes=1", "--process_id=0"]
   arguments = [*_COMMANDS["train"], f"--workdir={tmp_path}"]
   arguments += many if "many" in more else more
-  told = _one_line(_launch("train", *arguments, JAX_PLATFORMS="rocm"))
-  assert "JAX_PLATFORMS=rocm: JAX finds no such device on this machine" in told
+  message = _one_line(_launch("train", *arguments, JAX_PLATFORMS="rocm"))
+  assert "JAX_PLATFORMS=rocm: JAX finds no such device on this machine" in message
 
 
 _OWN = """
@@ -123,5 +123,5 @@ def test_a_model_that_is_no_linen_module_is_one_line(launcher, model, words, tmp
     "--config.model.options={}",
     PYTHONPATH=os.pathsep.join([str(tmp_path), str(_ROOT)]),
   )
-  told = _one_line(done)
-  assert f"own_nets:{model}" in told and all(word in told for word in words)
+  message = _one_line(done)
+  assert f"own_nets:{model}" in message and all(word in message for word in words)

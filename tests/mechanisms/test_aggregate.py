@@ -53,13 +53,13 @@ def test_row_8_the_noise_follows_the_dimension_and_the_shards(delta):
   keys = jax.random.split(_KEY, 4_000)
   residuals = np.asarray(jax.vmap(draw)(keys)).reshape(-1) - 1
   if delta == 0:
-    law, scale = "laplace", 6 * 4 / 20 / 2.0
+    distribution, scale = "laplace", 6 * 4 / 20 / 2.0
   else:
     z = mechanisms.analytic_noise_multiplier(2.0, delta)
-    law, scale = "norm", z * math.sqrt(6) * 4 / 20
-  assert stats.kstest(residuals / scale, law).pvalue > 1e-3
+    distribution, scale = "norm", z * math.sqrt(6) * 4 / 20
+  assert stats.kstest(residuals / scale, distribution).pvalue > 1e-3
   for wrong in (1 / 6, 0.9, 1.1):
-    assert stats.kstest(residuals / (scale * wrong), law).pvalue < 1e-6
+    assert stats.kstest(residuals / (scale * wrong), distribution).pvalue < 1e-6
 
 
 def test_p1_outputs_that_are_not_finite_are_bounded_too():

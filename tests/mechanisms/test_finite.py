@@ -10,7 +10,7 @@ from scipy import stats
 
 from dpjax import mechanisms
 from dpjax.mechanisms import finite
-from dpjax.noise import laws, source
+from dpjax.noise import distributions, source
 from dpjax.validate import UserError
 
 _KEY = jax.random.key(0)
@@ -125,7 +125,7 @@ def test_every_point_at_40_scales_is_possible_for_every_value(value):
   words += list(np.random.default_rng(0).integers(0, 2**32, (5, 60_000), np.uint32))
   words[1] = np.random.default_rng(1).integers(60, 90, 60_000).astype(np.uint32)
   sign = jnp.full(60_000, 2**31, jnp.uint32)
-  noise = laws.laplace(tuple(map(jnp.asarray, words)), sign, jnp.float32)
+  noise = distributions.laplace(tuple(map(jnp.asarray, words)), sign, jnp.float32)
   out = np.asarray(source.snap(jnp.float32(value) + noise, 2.0**-12), np.float64)
   cells = np.round(out * 2**12).astype(int)
   start = int((40.05 + value) * 2**12)
@@ -274,8 +274,8 @@ def test_a_lie_of_probability_1e_12_is_told_that_rarely(monkeypatch):
     jnp.zeros(shape, dtype) if shape == (9000,) else real(key, shape, dtype)
   )
   monkeypatch.setattr(jax.random, "bits", first)
-  told = source.bernoulli(_KEY, response.noise_parameter, (9000,))
-  assert 0.004 < float(told.mean()) < 0.014
+  answers = source.bernoulli(_KEY, response.noise_parameter, (9000,))
+  assert 0.004 < float(answers.mean()) < 0.014
   old = jnp.zeros(9000) < response.noise_parameter
   assert bool(old.all())
 

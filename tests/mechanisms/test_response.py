@@ -50,9 +50,9 @@ def test_t11_the_log_ratio_is_epsilon_exactly(epsilon, k):
   mechanism = mechanisms.RandomizedResponse(epsilon, num_categories=k)
   other = mechanism.noise_parameter / k
   assert math.log(mechanism.keep_prob / other) == pytest.approx(epsilon, rel=1e-9)
-  law = _law(mechanism, 0)
-  assert law[0] == pytest.approx(mechanism.keep_prob)
-  assert law.sum() == pytest.approx(1)
+  probs = _law(mechanism, 0)
+  assert probs[0] == pytest.approx(mechanism.keep_prob)
+  assert probs.sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("k", [2, 5, 50])

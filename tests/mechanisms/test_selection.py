@@ -27,8 +27,12 @@ _moves = st.lists(st.floats(-1, 1), min_size=5, max_size=5)
 
 def _noisy_max_probs(utilities, scale, noise="laplace"):
   """P(argmax = r) = integral of f(x - u_r) prod_{s != r} F(x - u_s) dx."""
-  law = {"laplace": stats.laplace, "gumbel": stats.gumbel_r, "exponential": stats.expon}
-  law, u = law[noise], np.asarray(utilities) / scale
+  distributions = {
+    "laplace": stats.laplace,
+    "gumbel": stats.gumbel_r,
+    "exponential": stats.expon,
+  }
+  distributions, u = distributions[noise], np.asarray(utilities) / scale
   knots = np.unique(np.concatenate([[u.min() - 45], u, [u.max() + 45]]))
   nodes, weights = np.polynomial.legendre.leggauss(60)
   total = np.zeros(u.size)
@@ -36,10 +40,10 @@ def _noisy_max_probs(utilities, scale, noise="laplace"):
     parts = np.linspace(low, high, 12)
     for a, b in itertools.pairwise(parts):
       x = (a + b) / 2 + (b - a) / 2 * nodes
-      below = law.cdf(x[None] - u[:, None])
+      below = distributions.cdf(x[None] - u[:, None])
       for r in range(u.size):
         others = np.delete(below, r, axis=0).prod(0)
-        total[r] += np.sum(weights * law.pdf(x - u[r]) * others) * (b - a) / 2
+        total[r] += np.sum(weights * distributions.pdf(x - u[r]) * others) * (b - a) / 2
   return total
 
 

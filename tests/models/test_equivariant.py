@@ -116,8 +116,10 @@ def test_the_fast_route_knows_the_shared_kernels():
   model, x = _small(), jnp.asarray(_X[0], jnp.float32)
   params = jax.eval_shape(model.init, jax.random.key(0), x[None])
   loss = losses.softmax_cross_entropy(model.apply)
-  told = str(gradients.explain(loss, params, Example(x, jnp.int32(0)), platform="cpu"))
-  kernels = [line for line in told.splitlines() if line.startswith("['params']['conv_")]
+  explained = str(gradients.explain(loss, params, Example(x, jnp.int32(0)), platform="cpu"))
+  kernels = [
+    line for line in explained.splitlines() if line.startswith("['params']['conv_")
+  ]
   recorded = [line for line in kernels if "conv_general_dilated" in line or " add " in line]
   assert len(recorded) == 4  # no general gradient, as vmap takes
 

@@ -132,6 +132,27 @@ def _bfloat16(tmp_path, tensors):
   return path
 
 
+def test_ids_that_leave_zero_to_the_padding_give_the_same_logits(tmp_path):
+  tensors = _tensors()
+  path = _written(tmp_path, tensors)
+  wide = _MODEL.clone(vocab_size=_VOCAB + 1)
+  params = models.load_gpt2(path, wide, first_id=1)
+  ours = jax.jit(wide.apply)(params, jnp.asarray(_TOKENS + 1))
+  wanted = _gpt2(tensors, _TOKENS)
+  np.testing.assert_allclose(
+    ours[..., 1:], wanted, rtol=2e-3, atol=2e-3 * np.abs(wanted).max()
+  )
+  # The padding has the embedding of the last word.
+  np.testing.assert_array_equal(ours[..., 0], ours[..., -1])
+  models.save_gpt2(tmp_path / "again.safetensors", wide, params, first_id=1)
+  again = load_file(tmp_path / "again.safetensors")
+  assert again.keys() == tensors.keys()
+  for name, array in tensors.items():
+    np.testing.assert_array_equal(again[name], array)
+  with pytest.raises(UserError, match=r"wte.weight is of shape \(11, 8\), the model wants"):
+    models.load_gpt2(path, wide)
+
+
 def test_what_is_saved_is_read_again_and_is_in_their_layout(tmp_path):
   for tied in (True, False):
     model = _MODEL.clone(tie_embeddings=tied, num_layers=1)

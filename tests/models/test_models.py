@@ -32,6 +32,7 @@ SMALL = {
   "scatter_cnn_cifar10": (dict(filters=(4, 4)), FEATURES),
   "vgg16_linear": (dict(), (6,)),
   "alexnet_linear": (dict(), (6,)),
+  "minilm_linear": (dict(), (6,)),
   "vit": (
     dict(image_size=8, patch_size=4, num_layers=1, num_heads=2, features=8),
     IMAGE,

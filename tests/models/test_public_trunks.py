@@ -205,11 +205,11 @@ def test_a_run_says_what_its_features_know(tiny):
   loaded = build.with_features(config, (_dataset("train"), _dataset("test")))
   assert loaded[0].x.shape == (12, 32)
   run = build.assemble(config, loaded)
-  assert run.promise.kind == "claimed" and list(run.pretrained_on) == ["ImageNet"]
-  assert run.promise.failed_assumptions == (
+  assert run.guarantee.kind == "claimed" and list(run.pretrained_on) == ["ImageNet"]
+  assert run.guarantee.failed_assumptions == (
     "no record of this run is known to vgg16, which was trained on ImageNet",
   )
-  text = " ".join(run.promise.statement(2).split())
+  text = " ".join(run.guarantee.statement(2).split())
   assert "public network vgg16, which was trained on ImageNet. Nothing is promised" in text
   assert jax.tree.leaves(run.params)[-1].shape == (32, 2)
 

@@ -278,7 +278,8 @@ def _resnet_oracle(tensors: Tensors, images: np.ndarray) -> np.ndarray:
   return t.dense(x.mean((1, 2)), "fc")
 
 
-def _bert_oracle(tensors: Tensors, tokens: np.ndarray) -> np.ndarray:
+def bert_layers(tensors: Tensors, tokens: np.ndarray) -> np.ndarray:
+  """Outputs [B, T, width] of the last block, in float64."""
   t = _Numpy(tensors)
   part = lambda name: t.held[f"bert.embeddings.{name}_embeddings.weight"]
   x = part("word")[tokens] + part("position")[: tokens.shape[1]] + part("token_type")[0]
@@ -294,6 +295,12 @@ def _bert_oracle(tensors: Tensors, tokens: np.ndarray) -> np.ndarray:
     hidden = _gelu(t.dense(x, f"{layer}.intermediate.dense"))
     out = f"{layer}.output"
     x = t.norm(x + t.dense(hidden, f"{out}.dense"), f"{out}.LayerNorm", 1e-12)
+  return x
+
+
+def _bert_oracle(tensors: Tensors, tokens: np.ndarray) -> np.ndarray:
+  t = _Numpy(tensors)
+  x = bert_layers(tensors, tokens)
   return t.dense(np.tanh(t.dense(x[:, 0], "bert.pooler.dense")), "classifier")
 
 

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from dpjax import noise
-from dpjax.noise import laws, source
+from dpjax.noise import distributions, source
 from dpjax.validate import UserError
 
 _DTYPES = (jnp.float32, jnp.float64)
@@ -30,13 +30,15 @@ def _random_words(count, seed=0, size=_N):
 def _words(*firsts, seed=0, size=_N):
   """u with these first words and random bits after them."""
   fixed = tuple(jnp.full(size, first, jnp.uint32) for first in firsts)
-  return fixed + _random_words(laws.WORDS - len(firsts), seed, size)
+  return fixed + _random_words(distributions.WORDS - len(firsts), seed, size)
 
 
 def _number(words):
   """u itself, to its last bit."""
-  value = sum(int(word) << (32 * (laws.WORDS - 1 - i)) for i, word in enumerate(words))
-  return (mpmath.mpf(value) + mpmath.mpf(0.5)) / 2 ** (32 * laws.WORDS)
+  value = sum(
+    int(word) << (32 * (distributions.WORDS - 1 - i)) for i, word in enumerate(words)
+  )
+  return (mpmath.mpf(value) + mpmath.mpf(0.5)) / 2 ** (32 * distributions.WORDS)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
@@ -49,7 +51,7 @@ def test_every_number_of_bits_gives_the_exact_exponential(x64, dtype):
     (_MOST, _MOST, 2**31, 0, 0, 0), (_MOST, _MOST, _MOST, 17, 0, 0),
   ]  # fmt: skip
   words = tuple(jnp.asarray(column, jnp.uint32) for column in zip(*rows))
-  found = np.asarray(laws.exponential(words, dtype), np.float64)
+  found = np.asarray(distributions.exponential(words, dtype), np.float64)
   with mpmath.workdps(80):
     exact = np.array([float(-mpmath.log(_number(row))) for row in rows])
   np.testing.assert_allclose(found, exact, rtol=8 * float(jnp.finfo(dtype).eps))
@@ -57,18 +59,21 @@ def test_every_number_of_bits_gives_the_exact_exponential(x64, dtype):
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_the_ends_and_the_order(x64, dtype):
-  zeros, ones = ((jnp.uint32(w),) * laws.WORDS for w in (0, _MOST))
+  zeros, ones = ((jnp.uint32(w),) * distributions.WORDS for w in (0, _MOST))
   positive, negative = jnp.uint32(_MOST), jnp.uint32(0)
-  assert float(laws.laplace(zeros, positive, dtype)) > 133
-  assert float(laws.laplace(zeros, negative, dtype)) < -133
-  assert float(laws.gumbel(zeros, dtype)) < -4.8 and float(laws.gumbel(ones, dtype)) > 87
+  assert float(distributions.laplace(zeros, positive, dtype)) > 133
+  assert float(distributions.laplace(zeros, negative, dtype)) < -133
+  assert (
+    float(distributions.gumbel(zeros, dtype)) < -4.8
+    and float(distributions.gumbel(ones, dtype)) > 87
+  )
   turns = ((jnp.uint32(0),) * 2, (jnp.uint32(2**31),) * 2)  # cos = 1, -1
-  top, bottom = (float(laws.normal(zeros, turn, dtype)) for turn in turns)
+  top, bottom = (float(distributions.normal(zeros, turn, dtype)) for turn in turns)
   assert top > 16.3 and bottom < -16.3
   firsts = np.unique(np.geomspace(1, _MOST, 500).astype(np.uint32))
   middle = jnp.full(firsts.size, 2**31, jnp.uint32)
-  ladder = (jnp.asarray(firsts), *[middle] * (laws.WORDS - 1))
-  falling = np.diff(np.asarray(laws.exponential(ladder, dtype), np.float64))
+  ladder = (jnp.asarray(firsts), *[middle] * (distributions.WORDS - 1))
+  falling = np.diff(np.asarray(distributions.exponential(ladder, dtype), np.float64))
   assert (falling < 0).all()
 
 
@@ -77,7 +82,7 @@ def test_the_ends_and_the_order(x64, dtype):
 def test_conditional_tails_are_exponential_and_no_other(x64, dtype, zero_words):
   """Given 32 k zero bits, E - 32 k log 2 is exponential again: at 22 and at 44 scales."""
   words = _words(*(0,) * zero_words)
-  beyond = np.asarray(laws.exponential(words, dtype), np.float64)
+  beyond = np.asarray(distributions.exponential(words, dtype), np.float64)
   beyond = beyond - 32 * zero_words * np.log(2)
   assert stats.kstest(beyond, "expon").pvalue > 1e-3
   for wrong in (2 / 3, 3 / 2):
@@ -104,7 +109,7 @@ def _tail_normals(draw, zeros):
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_normal_tails_follow_their_conditional_law(x64, dtype):
   turn = _random_words(2, seed=9)
-  draw = lambda words: laws.normal(words, turn, dtype)
+  draw = lambda words: distributions.normal(words, turn, dtype)
   for zeros in (1, 2):
     sample, cdf = _tail_normals(draw, zeros)
     assert sample.max() > (6.6, 9.4)[zeros - 1]
@@ -168,7 +173,7 @@ def test_coins_are_compared_exactly(prob):
       jnp.uint32(((scaled + offset) >> (96 - 32 * i)) & _MOST) for i in range(4)
     )
     exact = int(prob * 2**60) / 2**60
-    assert bool(laws.bernoulli(words, exact)) is want
+    assert bool(distributions.bernoulli(words, exact)) is want
   drawn = source.bernoulli(jax.random.key(0), 0.3, (40_000,))
   assert abs(float(drawn.mean()) - 0.3) < 5 * np.sqrt(0.21 / 40_000)
 
@@ -319,16 +324,18 @@ def test_zero_size_leaves_zero_std_and_the_limits_of_std():
 @pytest.mark.parametrize("span", [1, 2, 3, 65536, 65537, 8388607, 3 * 2**29, 2**31 - 1])
 def test_integers_are_the_whole_number_modulo_the_span(span):
   """All 128 bits, against Python's integers, in eager and in compiled code."""
-  words = _random_words(laws.INTEGER_WORDS, size=200)
+  words = _random_words(distributions.INTEGER_WORDS, size=200)
   numbers = [
     sum(int(w) << 32 * (3 - i) for i, w in enumerate(bits)) for bits in zip(*words)
   ]
   expected = [number % span for number in numbers]
-  assert laws.integers(words, span).tolist() == expected
-  traced = jax.jit(laws.integers)(words, jnp.full(200, span, jnp.uint32))
+  assert distributions.integers(words, span).tolist() == expected
+  traced = jax.jit(distributions.integers)(words, jnp.full(200, span, jnp.uint32))
   assert traced.tolist() == expected and traced.dtype == jnp.int32
   with jax.disable_jit():
-    assert laws.integers([word[:3] for word in words], span).tolist() == expected[:3]
+    assert (
+      distributions.integers([word[:3] for word in words], span).tolist() == expected[:3]
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])

@@ -49,7 +49,7 @@ _EXCEPTIONS = {
   "dpjax/accounting/monte_carlo.py": {"standard_normal"},
   # pixels of canaries; where a rounded number was within its cell, of a test's input
   "dpjax/auditing/canaries.py": {"uniform"},
-  "dpjax/experiments/checks/noise_laws.py": {"uniform"},
+  "dpjax/experiments/checks/noise_distributions.py": {"uniform"},
   # signs and sizes of sums that a check feeds to a transform: its input, not its noise
   "dpjax/experiments/checks/charges.py": {"bits"},
   # the random NUMBER of trials of private selection: an integer, by a 53-bit generator
@@ -147,8 +147,8 @@ def _draws(text):
       name = _dotted(node, names)
       known = name is not None and not name.startswith("?")
       found = _of_a_library(name) if known else None
-      told = _METHODS | (_CALLED if id(node) in called else set())
-      if not known and isinstance(node, ast.Attribute) and node.attr in told:
+      refused_names = _METHODS | (_CALLED if id(node) in called else set())
+      if not known and isinstance(node, ast.Attribute) and node.attr in refused_names:
         found = node.attr
       yield from filter(None, [found])
     elif isinstance(node, ast.Constant) and node.value in ("jax.random", "numpy.random"):
@@ -156,8 +156,8 @@ def _draws(text):
 
 
 def _files():
-  for room in ("dpjax", "launch", "benchmarks"):
-    for path in sorted((_ROOT / room).rglob("*.py")):
+  for folder in ("dpjax", "launch", "benchmarks"):
+    for path in sorted((_ROOT / folder).rglob("*.py")):
       name = path.relative_to(_ROOT).as_posix()
       if not name.startswith(_SOURCE) and not name.startswith("dpjax/models/"):
         yield name

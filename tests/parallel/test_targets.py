@@ -142,7 +142,7 @@ def test_the_roofline_is_the_slower_of_products_and_memory():
 
 
 def _lines(kind, config, tmp_path, target):
-  head, *lines = dry_run.told(kind, config, tmp_path / "run", target).splitlines()
+  head, *lines = dry_run.report(kind, config, tmp_path / "run", target).splitlines()
   assert head == "Plan only: nothing is trained, nothing is written."
   assert list(tmp_path.iterdir()) == []
   return dict(line.split("  ", 1) for line in lines)
@@ -151,23 +151,23 @@ def _lines(kind, config, tmp_path, target):
 def test_a_central_run_is_planned_and_nothing_is_run(tmp_path, on_cpu, monkeypatch):
   monkeypatch.setattr(dry_run, "timed", None)
   config = fields.replace_all(TrainConfig(num_steps=3, seed=1), _NOISE)
-  told = _lines(CENTRAL, config, tmp_path, on_cpu)
-  assert told["fits"].strip().startswith("yes: 0.00")
-  assert told["num_parameters"].strip() == "650"
+  lines = _lines(CENTRAL, config, tmp_path, on_cpu)
+  assert lines["fits"].strip().startswith("yes: 0.00")
+  assert lines["num_parameters"].strip() == "650"
   # 1437 digits of 8 x 8 in float32, and their classes
-  assert f"data set {(1437 * (64 + 1) * 4) / 1e9:.3g} GB" in told["memory"]
-  assert "at least" in told["time"] and "no timing" in told["time"]
-  assert "(proved" in told["privacy"]
+  assert f"data set {(1437 * (64 + 1) * 4) / 1e9:.3g} GB" in lines["memory"]
+  assert "at least" in lines["time"] and "no timing" in lines["time"]
+  assert "(proved" in lines["privacy"]
 
 
 def test_a_federated_run_is_planned_by_the_program_of_its_clients(tmp_path, on_cpu):
   config = fields.replace_all(FedConfig(num_rounds=2, seed=1), {"model.name": "linear"})
-  told = _lines(FEDERATED, config, tmp_path, on_cpu)
-  assert told["fits"].strip().startswith("yes: 0.00")
-  assert told["num_parameters"].strip() == "650"
+  lines = _lines(FEDERATED, config, tmp_path, on_cpu)
+  assert lines["fits"].strip().startswith("yes: 0.00")
+  assert lines["num_parameters"].strip() == "650"
   looped = dataclasses.replace(config, execution="loop")
   with pytest.raises(UserError, match="execution='loop': must be 'auto', 'vmap' or"):
-    dry_run.told(FEDERATED, looped, tmp_path / "run", on_cpu)
+    dry_run.report(FEDERATED, looped, tmp_path / "run", on_cpu)
 
 
 def test_a_run_that_does_not_fit_is_told_which_microbatch_would(on_cpu, monkeypatch):
@@ -264,8 +264,8 @@ def test_the_fast_route_moves_and_holds_what_it_should(text):
 def test_a_mesh_sends_one_sum_of_gradients_a_step(text, tmp_path):
   config = fields.replace_all(TrainConfig(num_steps=3, mesh="data:8"), _NOISE)
   target = targets.parse(text)
-  told = _lines(CENTRAL, config, tmp_path, target)
-  assert told["fits"].strip().startswith("yes: 0.0")
-  sent = float(told["exchanges"].split()[0])
+  lines = _lines(CENTRAL, config, tmp_path, target)
+  assert lines["fits"].strip().startswith("yes: 0.0")
+  sent = float(lines["exchanges"].split()[0])
   # The sum of 65 x 10 weights in float32, and a few scalars.
   assert 4 * 650 <= 1e9 * sent < 4 * 650 + 200

@@ -167,15 +167,15 @@ def _drawn_run(folder, result, rows):
 
 
 def test_epsilon_between_two_evaluations_is_the_accountants(tmp_path):
-  promise = {"epsilon_kind": "proved", "delta": 1e-5, "unit": "example"}
-  promise["neighboring_relation"] = "add_or_remove_one"
+  guarantee = {"epsilon_kind": "proved", "delta": 1e-5, "unit": "example"}
+  guarantee["neighboring_relation"] = "add_or_remove_one"
   step = accounting.gaussian_event(20.0)
   cost = {
     n: accounting.epsilon(accounting.composed(step, n), delta=1e-5, accountant="rdp")
     for n in (100, 450, 900)
   }
   charge = {"event": accounting.event_to_json(step), "num_steps": 900}
-  result = promise | {
+  result = guarantee | {
     "epsilon": cost[900], "accountant": "rdp", "ledger": {"charges": [charge]},
     "dataset": "d", "method": "dp_sgd", "test_accuracy": 0.5,
   }  # fmt: skip

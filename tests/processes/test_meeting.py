@@ -281,15 +281,15 @@ def test_who_does_not_know_the_config_takes_no_id_and_ends_no_meeting(name, numb
 
 
 def test_a_flood_of_claims_keeps_no_id_and_is_reported_once():
-  port, told = programs.free_port(), []
-  calls = _Calls([_options(port, 0, num_processes=3, report=told.append)])
+  port, messages = programs.free_port(), []
+  calls = _Calls([_options(port, 0, num_processes=3, report=messages.append)])
   second = _Calls([_options(port, 1, num_processes=3)])
   for _ in range(50):
     _claim(port, process_id=2, config="b")
     _claim(port, process_id=1)
   third = _Calls([_options(port, 2, num_processes=3)])
   _close([*calls.wait(), *second.wait(), *third.wait()])
-  assert sorted(told) == [
+  assert sorted(messages) == [
     f"config: differs between process 0 and process {who}; it was let go" for who in (1, 2)
   ]
 
@@ -345,9 +345,9 @@ def test_a_number_that_nobody_may_have_is_said_and_not_waited_for(number):
   calls = _Calls([_options(port, 0)])
   with _knock(port) as peer:
     word = json.loads(peer.recv(4096))["word"]
-    told = {"num_processes": 2, "jax": meeting.jax.__version__, "config": "a", "mesh": "data:4",
+    facts = {"num_processes": 2, "jax": meeting.jax.__version__, "config": "a", "mesh": "data:4",
             "peer_timeout": 30.0, "process_id": number, "word": word}  # fmt: skip
-    peer.sendall(json.dumps(told).encode() + b"\n")
+    peer.sendall(json.dumps(facts).encode() + b"\n")
     (line,) = calls.wait()
     assert f"process_id={number}: " in line
     assert json.loads(peer.recv(4096)) == {"wrong": line}
@@ -358,9 +358,9 @@ def test_one_that_dies_before_the_others_come_may_come_again():
   first = _Calls([_options(port, 0, num_processes=3)])
   dying = _knock(port)
   word = json.loads(dying.recv(4096))["word"]
-  told = {"num_processes": 3, "jax": meeting.jax.__version__, "config": "a", "mesh": "data:4",
+  facts = {"num_processes": 3, "jax": meeting.jax.__version__, "config": "a", "mesh": "data:4",
           "peer_timeout": 30.0, "process_id": 1, "word": word}  # fmt: skip
-  dying.sendall(json.dumps(told).encode() + b"\n")
+  dying.sendall(json.dumps(facts).encode() + b"\n")
   dying.close()
   time.sleep(0.5)  # until process 0 has seen both
   others = _Calls([_options(port, index, num_processes=3) for index in (1, 2)])

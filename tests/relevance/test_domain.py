@@ -11,7 +11,7 @@ from dpjax import auditing, data, models, relevance
 from dpjax.experiments.kinds.relevance import audit as relevance_audit
 from dpjax.experiments.kinds.relevance import config as relevance_config
 from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
-from dpjax.experiments.run import promise
+from dpjax.experiments.run import guarantee
 from dpjax.experiments.sweeps import claims, panels
 from dpjax.relevance import record_noise, rigorous
 from dpjax.relevance.inputs import Inputs
@@ -128,14 +128,14 @@ def test_why_a_class_of_its_own_hides_nobody():
 def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   how = dataclasses.replace(_LOCAL, labels="public")
   outcome = relevance.run("radp", "rigorous", _job(how=how))
-  told = outcome.privacy.to_json()
-  assert "features only, label public" in told["neighboring_relation"]
-  assert told["unit"] == "example's features"
+  stated = outcome.privacy.to_json()
+  assert "features only, label public" in stated["neighboring_relation"]
+  assert stated["unit"] == "example's features"
   result = {
-    **json.loads(json.dumps(told)), "dataset": "d", "curve": "radp", "test_accuracy": 0.5,
+    **json.loads(json.dumps(stated)), "dataset": "d", "curve": "radp", "test_accuracy": 0.5,
     "epsilon_target": 4.0,
   }  # fmt: skip
-  line = promise.told(result)
+  line = guarantee.summary(result)
   assert "features only, label public" in line and "per example's features" in line
   assert "features only, label public" in claims.markdown(claims.rows_of([result]))
   assert panels._relation(result) == (

@@ -24,6 +24,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit as central_audit
 from dpjax.experiments.kinds.central import build, one_release
 from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.models import sentence_encoder
 from dpjax.types import Example
 
 _KEY = jax.random.key(7)
@@ -115,7 +116,7 @@ def _nominal(name: str) -> int | None:
 def _loaded(name: str, data_dir: Any, max_length: int) -> tuple[Any, Any]:
   if name == "digits":
     return digits.load_digits()
-  text = name == "imdb_reviews" or name.startswith("shakespeare")
+  text = name in ("imdb_reviews", "movie_reviews") or name.startswith("shakespeare")
   side, depth = (32, 3) if name in ("cifar10", "random_process") else (28, 1)
   word = hashlib.sha256(repr((name, data_dir)).encode()).digest()
   rng = np.random.default_rng(list(word))
@@ -135,6 +136,12 @@ def _chunks(x: Any, mirrored: bool = False, colours: str = "rgb") -> Iterator[np
   x = models.opponent_colours(x) if colours == "opponent" else x
   x = (x + x[:, :, ::-1]) / 2 if mirrored else x
   yield np.repeat(x[:, ::4, ::4], 81, axis=3)
+
+
+def _sentences(x: Any, encoder: str) -> Iterator[np.ndarray]:
+  """As many numbers as an embedding has, from the bytes of each text."""
+  repeats = -(-384 // x.shape[1])
+  yield np.tile(x / np.float32(256), (1, repeats))[:, :384]
 
 
 def _roles(data_dir: Any, *, min_chars: Any = None) -> tuple[Any, Any]:
@@ -199,6 +206,7 @@ def fast():
     mock.patch.object(registry.data.shakespeare, "are_published", lambda data_dir: True),
     mock.patch.object(build, "load_data", load_once),
     mock.patch.object(models, "scattering_chunks", _chunks),
+    mock.patch.object(sentence_encoder, "sentence_chunks", _sentences),
     mock.patch.object(shakespeare, "shakespeare_federation", _roles),
     mock.patch.object(tff, "tff_federation", _writers),
   ):
@@ -216,8 +224,8 @@ def training_run(config: Any) -> Any:
   if config.privacy.method == "least_squares":
     loaded = build.load_data(config)
     work = one_release.started(config, loaded, random)
-    promise = work.promise
-    said = [promise.statement(1), promise.budget, promise.step_event(0)]
+    guarantee = work.guarantee
+    said = [guarantee.statement(1), guarantee.budget, guarantee.step_event(0)]
     key = jax.random.key_data(random.init).tolist()
     return plain([*said, work.planned(), key, loaded[0].x[:40], loaded[0].y])
   options: dict[str, Any] = {}
@@ -294,10 +302,10 @@ def federated_run(config: Any) -> Any:
   ):
     run = federate_build.assemble(config, None, random)
     algorithm = _unwrapped(run.algorithm)
-    words = run.promise.statement(config.num_rounds)
-  promise, dealt = run.promise, run.federation
-  facts = [run.plan, promise.kind, promise.delta, promise.relation, words, algorithm]
-  facts += [run.work, trees.sha256(run.params), run.task.name, promise.step_event(0)]
+    words = run.guarantee.statement(config.num_rounds)
+  guarantee, dealt = run.guarantee, run.federation
+  facts = [run.plan, guarantee.kind, guarantee.delta, guarantee.relation, words, algorithm]
+  facts += [run.work, trees.sha256(run.params), run.task.name, guarantee.step_event(0)]
   facts += [np.concatenate(dealt.indices), [len(rows) for rows in dealt.indices]]
   facts += [dealt.dataset.x[:40], dealt.dataset.y, _audited(config, run.audited)]
   facts += [federate_build._phase(config, run).rows_on_disk]

@@ -124,9 +124,9 @@ def extremes(hint):
 def forced(config, path, value):
   """A copy with a field set past every check, as a config file may do it."""
   config = copy.deepcopy(config)
-  *rooms, name = path.split(".")
-  room = config
-  for each in rooms:
-    room = getattr(room, each)
-  object.__setattr__(room, name, value)
+  *sections, name = path.split(".")
+  section = config
+  for each in sections:
+    section = getattr(section, each)
+  object.__setattr__(section, name, value)
   return config

@@ -10,6 +10,7 @@ from dpjax.data import digits
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
+from dpjax.experiments.run import run_keys
 from dpjax.experiments.sweeps import experiment
 from tests.runs import descriptions
 
@@ -35,11 +36,11 @@ def _point(point):
   config = point.config
   train, test = loaded(config)
   unread_lib.refuse(config, relevance_unused.of_dataset(train))
-  whole = relevance_build.run_keys(config, bytes(32))
+  whole = run_keys.derived(config.seed, relevance_build.digest(config), bytes(32))
   job = relevance_build.make_job(config, train, test, {}, whole)
   public = None if config.public_data is None else loaded(_named(config))[0]
-  run_keys = relevance.Keys(jax.random.key(config.seed), _KEY, config.seed, 5)
-  job = dataclasses.replace(job, keys=run_keys, public=public)
+  keys = relevance.Keys(jax.random.key(config.seed), _KEY, config.seed, 5)
+  job = dataclasses.replace(job, keys=keys, public=public)
   with jax.disable_jit():
     outcome = relevance.run(config.method, config.mode, job)
   heat = _heat(outcome, config)

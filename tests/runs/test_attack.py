@@ -1,4 +1,4 @@
-"""Attacks as runs: on the public pipeline, resumed, with the promise of what they attack."""
+"""Attacks as runs: on the public pipeline, resumed, with the guarantee of what they attack."""
 
 import math
 
@@ -193,22 +193,22 @@ def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(
   result = _ran(leaky, tmp_path / "attack")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
   assert result["method"] == "sgd" and result["noise_multiplier"] in (None, 0.0)
-  # what the shadows promise says nothing of the target: it may fail
+  # what the shadows guarantee says nothing of the target: it may fail
   assert {row["verdict"].split(":")[0] for row in result["attacks"].values()} <= {
     "FAILS",
     "not shown to fail",
   }
   dp = {"privacy.method": "dp_sgd", "privacy.epsilon": 7.0}
   own = _trained(tmp_path / "dp", **dp)
-  told = members.told_of(own, _held(own), config.train)
-  assert 6 < told["epsilon"] <= 7 and told["epsilon_kind"] == "proved"
+  facts = members.facts_of_run(own, _held(own), config.train)
+  assert 6 < facts["epsilon"] <= 7 and facts["epsilon_kind"] == "proved"
   moved = tmp_path / "sgd" / "params.npz"
   moved.write_bytes((tmp_path / "dp" / "params.npz").read_bytes())
-  told = members.told_of(str(moved), _held(moved), config.train)
-  assert told["epsilon"] is None and "no result.json" in told["epsilon_note"]
+  facts = members.facts_of_run(str(moved), _held(moved), config.train)
+  assert facts["epsilon"] is None and "no result.json" in facts["epsilon_note"]
   fewer = fields.replace(config.train, "data.limit", 40)
   with pytest.raises(UserError, match="was trained elsewhere: its run had data="):
-    members.told_of(own, _held(own), fewer)
+    members.facts_of_run(own, _held(own), fewer)
 
 
 def test_another_model_under_the_targets_path_is_not_taken_for_it(tmp_path):
@@ -315,16 +315,18 @@ def test_a_simulated_cohort_says_what_this_very_run_costs():
   changes |= {"privacy.simulated_cohort": 100, "privacy.simulated_clients": 100_000}
   changes |= {"num_rounds": 2, "clients_per_round": 2.0, "partition.num_clients": 8}
   config = fields.replace_all(FedConfig(), changes)
-  promise = federated_privacy.make_promise(
+  guarantee = federated_privacy.make_promise(
     config, *federated_privacy.make_plan(config, 8), 8
   )
-  told = build.promised(promise, 2)
+  facts = build.promised(guarantee, 2)
   gaussian = dpa.GaussianDpEvent(3.0 * 2 / 100)  # the cohort of 100 has it, of 2 are here
   own = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(2 / 8, gaussian), 2)
   accountant = dpa.pld.PLDAccountant().compose(own)
-  assert told["epsilon_kind"] == "simulated" and told["epsilon"] < 0.1
+  assert facts["epsilon_kind"] == "simulated" and facts["epsilon"] < 0.1
   expected = accountant.get_epsilon(config.privacy.delta)
-  assert expected > 100 and told["epsilon_of_this_run"] == pytest.approx(expected, rel=0.01)
+  assert expected > 100 and facts["epsilon_of_this_run"] == pytest.approx(
+    expected, rel=0.01
+  )
 
 
 def test_labels_are_counted_as_sets_that_may_hold_one_twice():

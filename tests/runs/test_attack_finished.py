@@ -50,7 +50,7 @@ def test_a_finished_run_is_attacked_by_its_folder(run, tmp_path):
   assert {"result.json", "roc.csv", "roc.png", "attacks.md"} <= {
     path.name for path in tmp_path.iterdir()
   }
-  line = table.told_of_run(result)
+  line = table.summary_of_run(result)
   assert "epsilon >= " in line and "perfect scores of 120 members would show" in line
   assert "(strongest of 6: " in line and set(result["loss_tail"]) == {"0.001", "0.01"}
 

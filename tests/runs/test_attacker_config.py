@@ -11,7 +11,7 @@ from dpjax.experiments.kinds.central import privacy as central
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated import privacy as federated
 from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
-from dpjax.experiments.run import promise
+from dpjax.experiments.run import guarantee
 from dpjax.validate import UserError
 
 _BOUND = accounting.TruePositiveRate(tpr=0.1, fpr=0.01)
@@ -32,7 +32,7 @@ def test_a_central_run_keeps_the_rates_that_its_config_asks_for():
   # Another guarantee is another run, with noise of its own; one of before has its old digest.
   other = dataclasses.replace(config, privacy=PrivacyConfig(sampling_prob=1.0))
   assert central_build.digest(other) != central_build.digest(config)
-  statement = promise.asked(_BOUND, plan.delta)
+  statement = guarantee.asked(_BOUND, plan.delta)
   assert "a true positive rate above 0.1 at a false positive rate of 0.01" in " ".join(
     statement.split()
   )
@@ -51,7 +51,7 @@ def test_a_federated_run_keeps_the_mu_that_its_config_asks_for(method):
     return
   noise = federated.local_noise(config)
   stated = federated.local_promise(config, 50)
-  facts = stated.facts(promise.Ledger(), stated.curve(3))
+  facts = stated.facts(guarantee.Ledger(), stated.curve(3))
   # Messages are exchanged, by 2 clip norms, in each of three rounds.
   assert noise == pytest.approx(2 * 3**0.5, rel=2e-3) and facts["mu"] <= 1
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from configs import quickstart
-from dpjax.experiments.checks import charges, noise_laws
+from dpjax.experiments.checks import charges, noise_distributions
 from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
@@ -125,6 +125,6 @@ def test_what_cannot_run_is_refused_in_one_line(overrides, match):
 def test_p22_launch_check_sees_an_uncharged_count(monkeypatch):
   subject = check.subject(_config(**{"privacy.clipping": "adaptive"}))
   assert charges.agreement(subject).passed
-  assert noise_laws.noise_std(subject).passed
+  assert noise_distributions.noise_std(subject).passed
   monkeypatch.setattr(AdaptiveClipping, "combined_noise_multiplier", lambda self, z, n: z)
   assert not charges.agreement(subject).passed

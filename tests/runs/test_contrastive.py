@@ -158,7 +158,7 @@ def test_what_needs_a_loss_of_one_example_is_refused_in_one_line(message):
 
 
 def test_other_kinds_of_runs_refuse_it():
-  for check, config, told in (
+  for check, config, message in (
     (federate_build.check, FedConfig(loss="contrastive"), "loss='contrastive': must be"),
     (
       check_attack,
@@ -167,7 +167,7 @@ def test_other_kinds_of_runs_refuse_it():
     ),
     (check_secure, _secure(), "train.loss='contrastive': must be another"),
   ):
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
       check(config)
 
 

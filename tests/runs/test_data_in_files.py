@@ -170,10 +170,10 @@ def test_a_file_that_changes_under_a_run_ends_it_in_one_line(folder, tmp_path, h
   batches = build.batches(build.assemble(_config(copy)))
   next(batches)
   harm(copy / "x_train.npy")
-  with pytest.raises(UserError, match=words) as told:
+  with pytest.raises(UserError, match=words) as refused:
     for _ in range(3):  # one was read before
       next(batches)
-  assert "x_train.npy" in str(told.value) and "\n" not in str(told.value)
+  assert "x_train.npy" in str(refused.value) and "\n" not in str(refused.value)
   assert _threads() == before
 
 
@@ -200,12 +200,14 @@ def test_changed_data_do_not_go_on(folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["digits", "shakespeare", "some.npz", "tests.mine:load"])
 def test_data_that_come_whole_are_not_streamed(name):
-  with pytest.raises(UserError, match="resident=False: data.name=.* comes whole") as told:
+  with pytest.raises(
+    UserError, match="resident=False: data.name=.* comes whole"
+  ) as refused:
     data.load(name, resident=False)
-  assert "\n" not in str(told.value)
+  assert "\n" not in str(refused.value)
 
 
 def test_a_plan_of_a_run_reads_no_batch(folder, tmp_path):
   """Its steps are on zeros, which are not held either."""
-  told = dry_run.told(CENTRAL, _config(folder, num_steps=2), tmp_path / "run")
-  assert "in files" in told
+  report = dry_run.report(CENTRAL, _config(folder, num_steps=2), tmp_path / "run")
+  assert "in files" in report

@@ -170,9 +170,9 @@ def test_a_run_is_not_continued_with_an_edited_helper(
   for attempt in (loop.train, _planned):
     with pytest.raises(
       UserError, match="module 'own_help': is not the code of the"
-    ) as told:
+    ) as refused:
       attempt(config, tmp_path / "copy")
-    assert "\n" not in str(told.value) and len(str(told.value)) < 300
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
   assert before == {
     p: p.read_bytes() for p in (tmp_path / "copy").rglob("*") if p.is_file()
   }
@@ -250,9 +250,9 @@ def test_a_run_is_not_continued_with_an_edited_data_file(
   _stop_after_one_step(config, tmp_path / "run", monkeypatch)
   _write_reading(tmp_path / "code", 1e3)
   fresh(tmp_path / "code")
-  with pytest.raises(UserError, match="^file 'own_scale.txt': is not what") as told:
+  with pytest.raises(UserError, match="^file 'own_scale.txt': is not what") as refused:
     loop.train(config, tmp_path / "run")
-  assert "\n" not in str(told.value) and len(str(told.value)) < 300
+  assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
   _write_reading(tmp_path / "code", 2e3)
   fresh(tmp_path / "code")
   assert loop.train(config, tmp_path / "run")["num_steps"] == 2
@@ -268,15 +268,15 @@ def test_what_a_step_loads_for_the_first_time_ends_the_run_before_it_is_written(
   late = importlib.import_module("own_main").late(loop.job_lib.stepped, step)
   with monkeypatch.context() as patched:
     patched.setattr(loop.job_lib, "stepped", late)
-    with pytest.raises(UserError, match="^own_late.txt: own_main.py reads") as told:
+    with pytest.raises(UserError, match="^own_late.txt: own_main.py reads") as refused:
       loop.train(_small(), tmp_path / "run")
-  assert "\n" not in str(told.value) and len(str(told.value)) < 300
+  assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
   assert (checkpoint.newest(tmp_path / "run") or 0) == step - 1
   assert not (tmp_path / "run" / "result.json").exists()
 
 
 def _planned(config, workdir):
-  dry_run.told(CENTRAL, config, str(workdir))
+  dry_run.report(CENTRAL, config, str(workdir))
 
 
 @pytest.mark.parametrize("name", ["dpjax", "jax"])
@@ -288,9 +288,9 @@ def test_a_run_is_not_continued_with_another_version(name, tmp_path, monkeypatch
     upgraded.setattr(packages, "versions", lambda: {**versions, name: "99.1"})
     with pytest.raises(
       UserError, match=f"^{name}: the run in .*begun with .*, not 99.1"
-    ) as told:
+    ) as refused:
       loop.train(config, tmp_path / "run")
-    assert "\n" not in str(told.value) and len(str(told.value)) < 300
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
   done = loop.train(config, tmp_path / "run")
   monkeypatch.setattr(packages, "versions", lambda: {**versions, name: "99.1"})
   assert loop.train(config, tmp_path / "run") == done  # nothing more is drawn

@@ -100,9 +100,9 @@ def test_one_accounting_for_a_row_and_none_of_them_before_the_first_step(
 
 def _curve(name, config, steps):
   """By the plan itself, all points at once."""
-  room = federate_build if name == "federated" else build
-  promise = room.assemble(config).promise
-  return [promise.curve(step) for step in steps]
+  kind = federate_build if name == "federated" else build
+  guarantee = kind.assemble(config).guarantee
+  return [guarantee.curve(step) for step in steps]
 
 
 @pytest.mark.parametrize("name", ["central", "federated"])

@@ -265,9 +265,9 @@ def _swept(config, workdir):
       found = tuning.run_selection(config, workdir, train, lambda _: None, plan_fn)
   else:
     found = grid.run_sweep(config, workdir, train)
-  told = [path.read_bytes() for path in sorted(workdir.glob("*.[cpm]*"))]
+  contents = [path.read_bytes() for path in sorted(workdir.glob("*.[cpm]*"))]
   trials = len(list(workdir.glob("trials/*")))
-  return repr((found, told, trials))
+  return repr((found, contents, trials))
 
 
 def _plan(config, data):
@@ -360,9 +360,9 @@ def test_an_error_of_a_lower_room_names_the_field(kind, chosen):
     for config, before in _with_choices(kind, chosen):
       for path, hint, _ in leaf_walk.leaves(config):
         for extreme in leaf_walk.extremes(hint):
-          told = _refusal(leaf_walk.forced(config, path, extreme))
-          if told not in (None, before) and not _of_another(told, path, config):
-            _names(path, extreme, told)
+          message = _refusal(leaf_walk.forced(config, path, extreme))
+          if message not in (None, before) and not _of_another(message, path, config):
+            _names(path, extreme, message)
 
 
 def _of_another(text, path, config):
@@ -476,5 +476,5 @@ def _wrote(config, workdir):
   with mock.patch.object(relevance_build, "load_data", load), _one_noise_for_all():
     results = experiment.run_all(config, workdir)
   kept = [{k: v for k, v in r.items() if k not in _OF_ONE_RUN} for r in results]
-  told = [workdir / name for name in ("report.png", "report.csv", "claims.md")]
-  return repr((kept, [path.read_bytes() for path in told]))
+  reports = [workdir / name for name in ("report.png", "report.csv", "claims.md")]
+  return repr((kept, [path.read_bytes() for path in reports]))

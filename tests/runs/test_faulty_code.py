@@ -147,9 +147,9 @@ def _refused(field, path, folder):
     config = fields.replace(config, name, value)
   with pytest.raises(UserError) as caught:
     loop.train(config, folder / "run")
-  told = str(caught.value)
-  assert told.startswith(f"{field}={path!r}") and "\n" not in told, told
-  assert len(told) < 400
+  message = str(caught.value)
+  assert message.startswith(f"{field}={path!r}") and "\n" not in message, message
+  assert len(message) < 400
   assert not (folder / "run" / "config.json").exists()  # it is free for the mended one
 
 

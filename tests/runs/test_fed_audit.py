@@ -132,7 +132,7 @@ def _audited(config):
   cohorts = run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler)
   for cohort in audit.marked(run.audited, cohorts):
     state, _ = run.algorithm.round(state, cohort)
-  epsilon = run.promise.curve(config.num_rounds)
+  epsilon = run.guarantee.curve(config.num_rounds)
   parts = {"loss_fn": run.task.loss(run.apply), "before": run.params}
   found = audit.facts(config, run.audited, **parts, state=state, epsilon=epsilon)
   return found["audit"], run
@@ -142,13 +142,13 @@ _SLOW = ("messages", "sums, of both")  # the two that compile what another has c
 
 
 @pytest.mark.parametrize(
-  "promise",
+  "guarantee",
   [pytest.param(p, marks=pytest.mark.long) if p in _SLOW else p for p in _PROMISES],
 )
 def test_every_promise_is_refuted_at_a_hundredth_of_its_noise_and_not_at_all_of_it(
-  promise, monkeypatch
+  guarantee, monkeypatch
 ):
-  overrides, sees, relation = _PROMISES[promise]
+  overrides, sees, relation = _PROMISES[guarantee]
   config = _config(
     **{
       "data.limit": 100,
@@ -166,7 +166,7 @@ def test_every_promise_is_refuted_at_a_hundredth_of_its_noise_and_not_at_all_of_
   sound, run = _audited(config)
   assert not sound["refuted"] and sound["can_refute"], sound["verdict"]
   assert (sound["adversary_sees"], sound["neighboring_relation"]) == (sees, relation)
-  assert sound["epsilon_claimed"] <= run.promise.curve(1)
+  assert sound["epsilon_claimed"] <= run.guarantee.curve(1)
   assert sound["ceiling"]["epsilon_lower"] > sound["epsilon_claimed"]
   _hundredth(monkeypatch)
   broken, _ = _audited(config)
@@ -243,9 +243,9 @@ def test_what_can_be_run_can_be_audited(overrides, tmp_path):
   if overrides.get("algorithm") == "mime_lite":
     short |= {"server_optimizer.rule": "sgd", "server_optimizer.rule.momentum": 0.0}
   result = loop.train(_config(**short, **overrides), tmp_path / "run")
-  told = np.inf if result["epsilon"] is None else result["epsilon"]
-  assert 0 <= result["epsilon_audited_lower"] <= told
-  assert ("no epsilon is claimed" in result["audit"]["verdict"]) == (told == np.inf)
+  epsilon = np.inf if result["epsilon"] is None else result["epsilon"]
+  assert 0 <= result["epsilon_audited_lower"] <= epsilon
+  assert ("no epsilon is claimed" in result["audit"]["verdict"]) == (epsilon == np.inf)
   if overrides.get("privacy.sampler") == "fixed_size":
     shares = overrides.get("privacy.method") == "distributed"
     assert result["num_clients"] == 30
@@ -284,7 +284,7 @@ def test_every_setting_of_an_audit_changes_it():
   rng, coins = np.random.default_rng(0), np.arange(400) < 200
   scores = Scores(rng.normal(1, 1, 200), rng.normal(0, 1, 200))
   plan = build.assemble(small_config()).plan
-  told = [
+  rows = [
     audits.facts(
       FedAuditConfig(enabled=True, **changes),
       scores,
@@ -298,7 +298,7 @@ def test_every_setting_of_an_audit_changes_it():
     )["epsilon_audited_lower"]
     for changes in ({}, {"method": "one_run"}, {"confidence": 0.6})
   ]
-  assert len(set(told)) == 3
+  assert len(set(rows)) == 3
 
 
 @pytest.mark.parametrize(

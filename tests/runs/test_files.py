@@ -20,7 +20,7 @@ import pytest
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import trade_off_files
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import checkpoint, job, loop, promise, run_keys, writers
+from dpjax.experiments.run import checkpoint, guarantee, job, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.runs.power import Disk
@@ -52,7 +52,7 @@ def _job(*, release: bool = False) -> loop.Job:
       draws=lambda at: _PLAN.batches(_ROWS, rng=random_keys.sampler, start=at),
       released=lambda state: {"mean": state.params},
       evaluate=lambda state: {"accuracy": float(state.params[0])},
-      promise=promise.of_plan(_PLAN, len(_ROWS), release=release),
+      guarantee=guarantee.of_plan(_PLAN, len(_ROWS), release=release),
       save_every=2,
       planned=lambda: {"task": "mean", "dataset": "rows", "method": "private_mean"},
     )
@@ -90,14 +90,14 @@ def whole(tmp_path_factory) -> pathlib.Path:
 def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
   result = json.loads((whole / writers.RESULT).read_text())
   alphas, betas = trade_off_files.read_curve(whole / trade_off_files.CURVE)
-  for name, fpr in promise.RATES.items():
+  for name, fpr in guarantee.RATES.items():
     # Between two corners the curve is straight.
     assert result[name] == pytest.approx(1 - np.interp(fpr, alphas, betas), rel=2e-3)
   profile = _PLAN.privacy_profile()
   assert result["tpr_at_fpr_0.01"] == accounting.true_positive_rate(profile, 0.01)
   assert result["mu"] == accounting.pairs_of(profile, 1e-5).mu(1e-5)
   assert result["max_advantage"] == accounting.advantage(profile)
-  assert f", mu={accounting.upper(result['mu'])}, TPR at most" in promise.told(result)
+  assert f", mu={accounting.upper(result['mu'])}, TPR at most" in guarantee.summary(result)
   assert trade_off_files.CURVE in result[owner.FILES]
   assert "In an attacker's terms" in result["privacy_statement"]
 
@@ -106,8 +106,8 @@ def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
 def test_a_claimed_run_writes_no_curve_which_could_not_say_so(tmp_path, assumed):
   event = accounting.gaussian_event(2.0)
   asked = {"delta": 1e-5, "l2_bound": 1.0, "num_records": 100, "assumed": assumed}
-  stated = promise.of_event(event, **asked)
-  phase: Any = types.SimpleNamespace(promise=stated)
+  stated = guarantee.of_event(event, **asked)
+  phase: Any = types.SimpleNamespace(guarantee=stated)
   fitted: Any = types.SimpleNamespace(
     ledger=accounting.Ledger(), final_epsilon=stated.curve(1)
   )

@@ -8,7 +8,7 @@ import pytest
 
 from configs import quickstart
 from dpjax.accounting import Ledger
-from dpjax.experiments.checks import batches, noise_laws
+from dpjax.experiments.checks import batches, noise_distributions
 from dpjax.experiments.checks import charges as check_laws
 from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
@@ -112,16 +112,16 @@ def test_every_strategy_and_sampler_meets_its_epsilon_and_passes_the_checks(extr
 
 
 def _rows(subject):
-  laws = (
-    noise_laws.noise_std,
-    noise_laws.noise_independence,
+  rows = (
+    noise_distributions.noise_std,
+    noise_distributions.noise_independence,
     batches.sampler_law,
     batches.sampler_seed,
     check_laws.own_sum,
     check_laws.agreement,
     check_laws.overflow,
   )
-  return [law(subject) for law in laws]
+  return [row(subject) for row in rows]
 
 
 def _failures(subject):

@@ -140,7 +140,7 @@ def test_an_error_of_a_lower_room_names_the_field(tmp_path, changes, says):
   "start",
   [
     loop.train,
-    functools.partial(dry_run.told, CENTRAL),
+    functools.partial(dry_run.report, CENTRAL),
     sweep.run_sweep,
     tuning.run_selection,
   ],
@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_is_refused_before_the_data_are_read(tmp_path, s
 
 def test_more_slices_than_slots_are_refused():
   config = _config(slices=1000, privacy__epsilon=None, privacy__noise_multiplier=1.0)
-  with pytest.raises(UserError, match="slices=1000: must be <= .* slots of a batch"):
+  with pytest.raises(UserError, match="slices=1000: must be <= .* rows of a padded batch"):
     privacy.make_plan(config, 60)
 
 

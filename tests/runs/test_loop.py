@@ -537,8 +537,8 @@ def test_a_full_disk_is_one_line_and_nothing_that_was_saved_is_lost(name, whole,
     env={**os.environ, "PYTHONPATH": str(_ROOT)},
   )  # fmt: skip
   said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-  told = [line for line in done.stderr.splitlines() if "/s" not in line]  # of progress
-  assert done.returncode == 2 and told == said and len(said) == 1, done.stderr
+  lines = [line for line in done.stderr.splitlines() if "/s" not in line]  # of progress
+  assert done.returncode == 2 and lines == said and len(said) == 1, done.stderr
   assert "no space left on the device; step " in said[0] and "the same command" in said[0]
   assert not (kept / writers.RESULT).exists()
   _KINDS[name].go(kept)

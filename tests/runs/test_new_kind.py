@@ -11,7 +11,7 @@ import pytest
 
 from dpjax import mechanisms, pictures
 from dpjax.accounting import Ledger, gaussian_event
-from dpjax.experiments.run import loop, promise, writers
+from dpjax.experiments.run import guarantee, loop, writers
 from dpjax.validate import UserError
 from tests import commands
 from tests.runs.stops import stop_after
@@ -37,7 +37,7 @@ import numpy as np
 import optax
 
 from dpjax import Plan, PoissonSampler, training
-from dpjax.experiments.run import promise, run_keys
+from dpjax.experiments.run import guarantee, run_keys
 from dpjax.experiments.run.loop import Job, Phase, single
 
 
@@ -69,7 +69,7 @@ def _phase(config, x, random):
     draws=lambda start: plan.batches(x, rng=random.sampler, start=start),
     released=lambda state: {"mean": state.params},
     evaluate=lambda state: {"accuracy": 1 - float(jnp.abs(state.params - 0.3).max())},
-    promise=promise.of_plan(plan, n),
+    guarantee=guarantee.of_plan(plan, n),
     save_every=3,
     planned=lambda: {"task": "mean", "dataset": "rows", "method": "private_mean"},
   )
@@ -93,7 +93,7 @@ def config(tmp_path, monkeypatch):
 def test_a_private_mean_is_a_run_like_any_other(config, tmp_path, monkeypatch, capsys):
   whole = loop.train(config, tmp_path / "whole")
   assert whole["test_accuracy"] > 0.9 and 0.95 < whole["epsilon"] <= 1.0
-  assert "(proved, delta=1e-05, add_or_remove_one, per example)" in promise.told(whole)
+  assert "(proved, delta=1e-05, add_or_remove_one, per example)" in guarantee.summary(whole)
   assert "Privacy statement" in whole["privacy_statement"]
   assert Ledger.from_json(whole["ledger"]).num_steps == 8
   for name in ("config.json", "metrics.jsonl", "report.png", "params.npz", "tensorboard"):
@@ -120,7 +120,7 @@ _LAUNCH = '''
 from absl import flags
 
 from averages_of_mine import config
-from dpjax.experiments.run import kind, loop, promise
+from dpjax.experiments.run import kind, loop, guarantee
 from launch import app, config_flag
 
 KIND = kind.Kind(
@@ -133,7 +133,7 @@ flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<conf
 def main():
   config, workdir = config_flag.get(), config_flag.workdir()
   with app.stoppable(workdir):
-    print(promise.told(loop.train(config, workdir)))
+    print(guarantee.summary(loop.train(config, workdir)))
 
 
 if __name__ == "__main__":
@@ -200,27 +200,27 @@ def test_the_least_kind_of_run_needs_no_metric_and_no_tree(tmp_path, monkeypatch
 def test_a_run_without_a_plan_states_the_event_of_its_mechanism(tmp_path):
   count = mechanisms.Laplace(epsilon=1.0, l1_sensitivity=1.0)
   numbers = {"delta": 1e-7, "l2_bound": 1.0, "num_records": 10**6}
-  told = promise.of_event(count.event(), num_steps=3, **numbers)
-  result = loop.run(_job({"promise": told}), tmp_path)
+  promised = guarantee.of_event(count.event(), num_steps=3, **numbers)
+  result = loop.run(_job({"guarantee": promised}), tmp_path)
   assert 2.99 < result["epsilon"] <= 3.0 and result["epsilon_kind"] == "proved"
   assert Ledger.from_json(result["ledger"]).epsilon(1e-7) == result["epsilon"]
   assert "3 x Laplace noise" in result["privacy_statement"]
   word = "S1: the count is of distinct people"
-  claimed = promise.of_event(count.event(), assumed=word, **numbers)
+  claimed = guarantee.of_event(count.event(), assumed=word, **numbers)
   assert (claimed.kind, claimed.failed_assumptions) == ("claimed", (word,))
-  assert promise.of_event(gaussian_event(0.0), **numbers).kind == "none"
+  assert guarantee.of_event(gaussian_event(0.0), **numbers).kind == "none"
   with pytest.raises(UserError, match="privacy.epsilon_budget=1"):
-    promise.of_event(gaussian_event(0.0), budget=1.0, **numbers)
+    guarantee.of_event(gaussian_event(0.0), budget=1.0, **numbers)
 
 
 def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
   titles, dress = [], pictures.dress
   monkeypatch.setattr(
-    pictures, "dress", lambda axes, **told: (titles.append(told), dress(axes, **told))
+    pictures, "dress", lambda axes, **labels: (titles.append(labels), dress(axes, **labels))
   )
   phase = {"evaluate": lambda state: {"loss": float(state[0])}, "row_at": lambda step: step}
   assert loop.run(_job(phase), tmp_path)["test_loss"] == 3.0
-  assert [(told["ylabel"], told["title"]) for told in titles] == [
+  assert [(labels["ylabel"], labels["title"]) for labels in titles] == [
     ("test loss", "none, by hand: not private: 3.000 at the end")
   ]
 
@@ -249,8 +249,8 @@ def test_a_job_that_is_none_is_refused_by_the_name_of_its_field(tmp_path, change
     ({"num_steps": 2.5}, "Phase.num_steps=2.5: must be an integer"),
     ({"evaluate": {"accuracy": 1}}, "Phase.evaluate: must be a function"),
     (
-      {"promise": "mine"},
-      "Phase.promise: must be a dpjax.experiments.run.promise.Promise, or None",
+      {"guarantee": "mine"},
+      "Phase.guarantee: must be a dpjax.experiments.run.guarantee.Guarantee, or None",
     ),
     ({"planned": dict}, "Phase.planned: must return task, dataset, method, too; got {}"),
     (

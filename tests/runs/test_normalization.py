@@ -18,7 +18,14 @@ from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.config import check as check_attack
-from dpjax.experiments.kinds.central import build, facts, features, normalization, privacy
+from dpjax.experiments.kinds.central import (
+  build,
+  facts,
+  features,
+  normalization,
+  privacy,
+  scattering_features,
+)
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics
@@ -78,8 +85,8 @@ def test_without_noise_on_the_gradients_none_is_stated(loaded, run):
   without = _config(privacy__epsilon=None, privacy__noise_multiplier=0.0)
   unpaid = facts.planned(without, build.assemble(without, loaded))
   assert unpaid["normalization"] == "private_statistics"  # it is done nevertheless
-  paid = facts.planned(_config(), run)
-  assert paid.keys() - unpaid.keys() == {"statistics_noise_multiplier"}
+  planned = facts.planned(_config(), run)
+  assert planned.keys() - unpaid.keys() == {"statistics_noise_multiplier"}
 
 
 def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):
@@ -397,7 +404,7 @@ def test_the_progress_of_features_tells_no_number_of_examples(monkeypatch, capsy
   for size in (307, 308):
     images = np.zeros((size, 8, 8, 3), np.float32)
     dataset = data.from_arrays(images, np.zeros(size, int), num_classes=2)
-    blocks = list(features._blocks(dataset, None, True, {"colours": "rgb"}))
+    blocks = list(scattering_features._blocks(dataset, None, True, {"colours": "rgb"}))
     assert sum(map(len, blocks)) == size
     said.append(capsys.readouterr().err.rpartition(" ")[0])  # without the speed
   assert said[0] == said[1] == "scattering features, percent: 100/100"

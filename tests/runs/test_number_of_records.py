@@ -1,5 +1,5 @@
 """A game: two data sets one record, or one user, apart are built by every published config, every
-sampler and every kind of run. Plan, promise and what is written outside checkpoints are equal.
+sampler and every kind of run. Plan, guarantee and what is written outside checkpoints are equal.
 
 Under add_or_remove_one the number of records is a secret. Whoever sees the scale of the noise
 would count them, if a divisor or a probability followed it (arXiv 2605.15648).
@@ -146,7 +146,7 @@ def _fast():
 
 
 def _stated(stated, steps):
-  """Everything that a promise says before its run."""
+  """Everything that a guarantee says before its run."""
   found = [stated.kind, stated.delta, stated.relation, stated.unit, stated.accountant]
   found += [stated.statement(steps), stated.curve(steps), stated.accounted_delta]
   found += [stated.l2_bound, stated.num_records, stated.failed_assumptions]
@@ -154,19 +154,19 @@ def _stated(stated, steps):
 
 
 def _central(config, count):
-  """Plan, promise and planned result of a run on so many records, of those that it declares."""
+  """Plan, guarantee and planned result of a run on so many records, of those that it declares."""
   train = _zeros(config, count, _declared(config))
   random = build.run_keys(config, bytes(32))
   if config.privacy.method == "least_squares":
     work = one_release.started(config, (train, train), random)
-    assert work.promise.relation == _ADD
-    return repr([*_stated(work.promise, 1), work.planned()])
+    assert work.guarantee.relation == _ADD
+    return repr([*_stated(work.guarantee, 1), work.planned()])
   run = build.assemble(config, (train, train), random)
-  if run.promise.relation != _ADD:
+  if run.guarantee.relation != _ADD:
     return None
   rates = [float(run.schedule(step)) for step in (0, 1, config.num_steps - 1)]
   run.plan.batches(run.train, rng=0)  # is not refused
-  found = [run.plan, _stated(run.promise, config.num_steps), facts.planned(config, run)]
+  found = [run.plan, _stated(run.guarantee, config.num_steps), facts.planned(config, run)]
   return repr([*found, rates, run.noise])
 
 
@@ -180,11 +180,11 @@ def _federated(config, count):
   federation = data.Federation(train, list(rows), nominal_users=nominal)
   random = federate_build.run_keys(config, bytes(32))
   run = federate_build.assemble(config, (federation, train), random)
-  if run.promise.relation != _ADD:
+  if run.guarantee.relation != _ADD:
     return None
   drawn = run.algorithm.cohorts(run.federation, run.work, rng=0)
   next(drawn)  # is not refused
-  found = [run.plan, _stated(run.promise, config.num_rounds)]
+  found = [run.plan, _stated(run.guarantee, config.num_rounds)]
   return repr([*found, federate_facts.planned(config, run)])
 
 
@@ -350,7 +350,7 @@ def _digits(count):
 def _left(config, loaded, folder):
   """What a run leaves outside its checkpoints, but for what noise and time decide."""
   result = loop.train(config, folder, data=loaded)
-  told = {key: value for key, value in result.items() if key not in _DECIDED}
+  undecided = {key: value for key, value in result.items() if key not in _DECIDED}
   rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
   metrics = [
     {key: None if key in _DECIDED else value for key, value in row.items()} for row in rows
@@ -367,7 +367,7 @@ def _left(config, loaded, folder):
   for charge in ledger["charges"]:
     charge.pop("noise_key_id")  # of a release: from the operating system
   return json.dumps(
-    [sorted(result), told, metrics, names, sizes, ledger], default=str, sort_keys=True
+    [sorted(result), undecided, metrics, names, sizes, ledger], default=str, sort_keys=True
   ), (folder / "config.json").read_text()
 
 
@@ -428,14 +428,14 @@ def test_a_declared_number_decides_the_plan(way):
   declared = {"nominal_size": 120} if way == "arrays" else {}
   config = _plain(**({"data.num_examples": 120} if way == "config" else {}))
   run = _assembled(config, _own(100, **declared))
-  assert run.plan.normalize_by == 0.25 * 120 and run.promise.num_records == 120
+  assert run.plan.normalize_by == 0.25 * 120 and run.guarantee.num_records == 120
   assert "The declared number of 120 examples" in " ".join(run.plan.statement(120).split())
 
 
 def test_a_relation_that_fixes_the_number_needs_no_other():
   config = _plain(**{"privacy.neighboring_relation": "replace_special"})
   run = _assembled(config, _own(100, nominal_size=120))
-  assert run.plan.normalize_by == 0.25 * 100 and run.promise.num_records == 100
+  assert run.plan.normalize_by == 0.25 * 100 and run.guarantee.num_records == 100
   text = " ".join(run.plan.statement(100).split())
   assert "The number of examples (100) is the same in neighbouring data sets" in text
 

@@ -103,7 +103,7 @@ def test_the_folder_of_a_run_is_its_parameters(first):
   assert digests[0] == digests[1]
   runs = [build.assemble(config, _data(2, "own")) for config in (by_file, by_folder)]
   jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
-  assert runs[1].pretrained_on == [_FIRST] and runs[1].promise.kind == "claimed"
+  assert runs[1].pretrained_on == [_FIRST] and runs[1].guarantee.kind == "claimed"
   with pytest.raises(UserError, match=r"no such file as params\.npz in this folder"):
     build.check(_config(pretrained=str(first.parent.parent)))
 
@@ -115,12 +115,12 @@ def test_a_head_of_the_same_shape_is_taken(first):
 
 def test_the_statement_says_from_what(first):
   run = _begun(first)
-  assert list(run.pretrained_on) == [_FIRST] and run.promise.kind == "claimed"
-  assert _FIRST in run.promise.failed_assumptions[0]  # nobody can check what it knows
-  text = run.promise.statement(2)
+  assert list(run.pretrained_on) == [_FIRST] and run.guarantee.kind == "claimed"
+  assert _FIRST in run.guarantee.failed_assumptions[0]  # nobody can check what it knows
+  text = run.guarantee.statement(2)
   assert "that there are none is assumed" in text and "Privacy statement" in text
   assert "on no record of anybody's" in saved.statement("a", ["random_process"])
-  assert build.assemble(_config(), _data(2, "own")).promise.statement(2) in text
+  assert build.assemble(_config(), _data(2, "own")).guarantee.statement(2) in text
 
 
 def test_the_runs_own_data_are_refused(first):
@@ -161,8 +161,8 @@ def test_a_file_has_one_name_however_it_is_spelt(first, tmp_path, monkeypatch):
 def test_p42_a_result_that_names_no_data_proves_nothing(first, tmp_path, nothing):
   result = json.loads((first.parent / "result.json").read_text())
   (tmp_path / "params.npz").write_bytes(first.read_bytes())
-  told = {"params_sha256": result["params_sha256"]} | nothing
-  (tmp_path / "result.json").write_text(json.dumps(told))
+  stated = {"params_sha256": result["params_sha256"]} | nothing
+  (tmp_path / "result.json").write_text(json.dumps(stated))
   known = saved.pretrained_on(str(tmp_path / "params.npz"), "own", _data(3, "other")[0])
   assert len(known) == 1 and saved.assumed("a", known)
 

@@ -81,8 +81,8 @@ def test_adapters_alone_are_trained_released_and_counted(weights, tmp_path):
   kernel = before["block_0"]["mlp_out"].pop("kernel") + low_rank
   np.testing.assert_allclose(after["block_0"]["mlp_out"].pop("kernel"), kernel, rtol=1e-5)
   np.testing.assert_array_equal(after["embed"]["embedding"], before["embed"]["embedding"])
-  told = result["user_code"]["pretrained"]
-  assert told["path"] == str(weights) and len(told["sha256"]) == 64
+  source = result["user_code"]["pretrained"]
+  assert source["path"] == str(weights) and len(source["sha256"]) == 64
   # edited weights are another run: other keys, and the folder is refused
   named = build.digest(config)
   held = weights.read_bytes()

@@ -254,7 +254,7 @@ def test_features_are_known_by_what_they_were_computed_from(tmp_path):
 @pytest.mark.parametrize("kind", ["central", "federated"])
 @pytest.mark.parametrize("model", ["linear", "scatter_linear"])
 def test_a_run_reads_its_data_once(kind, model, tmp_path, monkeypatch):
-  make, train, room = _KINDS[kind]
+  make, train, kind_module = _KINDS[kind]
   draw = np.random.default_rng(0)
   arrays = lambda n: (draw.random((n, 8, 8, 1), np.float32), draw.integers(0, 3, n))
   (x, y), (x_test, y_test) = arrays(60), arrays(20)
@@ -265,7 +265,7 @@ def test_a_run_reads_its_data_once(kind, model, tmp_path, monkeypatch):
   monkeypatch.setattr(data, "load", lambda *a, **k: reads.append(a) or load(*a, **k))
   own = train(config, tmp_path / "own")
   assert len(reads) == 1
-  given = train(config, tmp_path / "given", data=room.load_data(config))
+  given = train(config, tmp_path / "given", data=kind_module.load_data(config))
   assert own["params_sha256"] == given["params_sha256"]
   assert own["digest_version"] == config_names.VERSION
 

@@ -137,7 +137,7 @@ def _statement(config, count):
   x = np.full((count, 4, 4, 1), 0.5, np.float32)
   train = from_arrays(x, np.arange(count) % 3, num_classes=3)
   phase = build._Run(config, train, train, None).phase()
-  return phase.promise.statement(1), phase.promise.num_records
+  return phase.guarantee.statement(1), phase.guarantee.num_records
 
 
 def test_no_file_says_how_many_records_there_are():

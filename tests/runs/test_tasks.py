@@ -191,9 +191,9 @@ def test_what_needs_classes_is_refused_before_it_trains(tmp_path):
   with pytest.raises(UserError, match=r"launch\.attack: needs data with one class"):
     attack.load_data(spied)
   fed = fields.replace_all(FedConfig(), {"data.name": "diabetes", "model.name": "linear"})
-  for law in federated.loading.BY_CLASS:
-    dealt = fields.replace_all(fed, {"partition": law, "partition.num_clients": 5})
-    with pytest.raises(UserError, match=f"partition='{law}': needs data with one class"):
+  for rule in federated.loading.BY_CLASS:
+    dealt = fields.replace_all(fed, {"partition": rule, "partition.num_clients": 5})
+    with pytest.raises(UserError, match=f"partition='{rule}': needs data with one class"):
       federated.load_data(dealt)
 
 

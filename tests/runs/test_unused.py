@@ -158,10 +158,10 @@ def test_a_setting_of_an_experiment_is_read_by_a_curve_that_keeps_it():
   with pytest.raises(UserError, match="weight_decay=0.3: would be ignored"):
     claimed = {**common.paper("mnist"), "curves": common.COMPARED}
     experiment.points(common.on("mnist", **claimed, weight_decay=0.3))
-  for room in ("model", "rigorous_model"):
+  for section in ("model", "rigorous_model"):
     for name, value in (("mirrored", True), ("colours", "opponent")):
-      with pytest.raises(UserError, match=f"{room}.{name}={value!r}: would be ignored"):
-        experiment.points(_with(config, **{f"{room}__{name}": value}))
+      with pytest.raises(UserError, match=f"{section}.{name}={value!r}: would be ignored"):
+        experiment.points(_with(config, **{f"{section}__{name}": value}))
   vectors = _with(test4_gaussian.get_config(), weight_decay=0.3)
   assert experiment.points(vectors)[-1].config.weight_decay == 0.3
 

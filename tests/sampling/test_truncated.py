@@ -21,10 +21,10 @@ def _memberships(steps):
 def test_sizes_are_a_cut_binomial_and_the_kept_ones_uniform():
   steps = 6000
   taken = _memberships(steps)
-  law = stats.binom.pmf(np.arange(5), 10, 0.4)
-  law[4] = stats.binom.sf(3, 10, 0.4)
+  probs = stats.binom.pmf(np.arange(5), 10, 0.4)
+  probs[4] = stats.binom.sf(3, 10, 0.4)
   sizes = np.bincount(taken.sum(1), minlength=5)
-  assert stats.chisquare(sizes, law * steps).pvalue > 1e-3
+  assert stats.chisquare(sizes, probs * steps).pvalue > 1e-3
   uncut = stats.binom.pmf(np.arange(5), 10, 0.4)
   assert stats.chisquare(sizes, uncut / uncut.sum() * steps).pvalue < 1e-6
   assert stats.chisquare(taken.sum(0)).pvalue > 1e-3  # everyone alike, first and last too

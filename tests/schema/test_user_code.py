@@ -226,12 +226,12 @@ def test_an_own_aggregator_is_not_private_whatever_it_says():
   with pytest.raises(UserError, match="aggregator=.*no epsilon is proved"):
     federated_build.assemble(config)
   built = federated_build.assemble(_without_privacy(config))
-  assert built.promise.kind == "none"
+  assert built.guarantee.kind == "none"
 
 
 def test_users_may_be_sampled_by_an_own_sampler():
   built = federated_build.assemble(_federated(privacy__sampler=f"{__name__}:own_poisson"))
-  assert built.promise.kind == "claimed"
+  assert built.guarantee.kind == "claimed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,10 +257,10 @@ def test_users_may_take_turns_by_an_own_sampler_of_users():
   made = lambda name: federated_build.assemble(
     _federated(**ftrl, privacy__ftrl__sampler=f"{__name__}:{name}")
   )
-  promise = made("of_users").promise
-  assert (promise.kind, promise.unit) == ("claimed", "user")
-  told = promise.statement(2)
-  assert "Unit: one user" in told and "example" not in told.split("Noise:")[1]
+  guarantee = made("of_users").guarantee
+  assert (guarantee.kind, guarantee.unit) == ("claimed", "user")
+  statement = guarantee.statement(2)
+  assert "Unit: one user" in statement and "example" not in statement.split("Noise:")[1]
   with pytest.raises(UserError, match="privacy.ftrl.sampler.*one household.* one user"):
     made("of_households")
 

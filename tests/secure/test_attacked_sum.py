@@ -10,7 +10,7 @@ from dpjax import attacks, secure
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, inversion
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.run import loop, streams
+from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table
 from dpjax.secure.encoding import from_vector, to_vector
 from dpjax.validate import UserError
@@ -70,7 +70,7 @@ def _prepared(**changes):
   (point,) = attack_table.points(_config(**changes))
   loaded = build.load_data(point.config)
   job = build.build(point.config, loaded)
-  return inversion.prepare(point.config, loaded, streams.derived(0, job.digest, b"0" * 32))
+  return inversion.prepare(point.config, loaded, run_keys.derived(0, job.digest, b"0" * 32))
 
 
 def test_noise_inside_the_sum_is_promised_against_the_server():
@@ -78,7 +78,7 @@ def test_noise_inside_the_sum_is_promised_against_the_server():
   changes |= {"federate.privacy.sampler": "fixed_size", "federate.privacy.epsilon": None}
   changes |= {"federate.privacy.noise_multiplier": 2.0, "federate.privacy.delta": 1e-3}
   attacked = _prepared(**changes)
-  assert attacked.promise.kind == "proved" and attacked.note == ""
+  assert attacked.guarantee.kind == "proved" and attacked.note == ""
   seen, guessed = attacked.send(1), attacked.guess(attacked.truths[1])
   gap = jax.tree.map(lambda one, two: np.std(np.asarray(one) - two), seen, guessed)
   assert max(jax.tree.leaves(gap)) > 0.5  # 2 * clip norm / 2 clients, in every number

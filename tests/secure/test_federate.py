@@ -9,7 +9,7 @@ from dpjax import accounting
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build, distributed
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS, in_words
-from dpjax.experiments.run import loop, streams
+from dpjax.experiments.run import loop, run_keys
 from dpjax.secure import sums
 from dpjax.validate import UserError
 
@@ -137,7 +137,7 @@ def test_noise_in_shares_is_promised_charged_and_told(tmp_path):
 def test_noise_is_calibrated_to_the_epsilon_that_was_asked_for():
   changes = {**_PRIVATE, "privacy.epsilon": 5.0, "privacy.noise_multiplier": None}
   run = build.assemble(_config(**changes))
-  assert 4.9 < run.promise.curve(3) <= 5.0
+  assert 4.9 < run.guarantee.curve(3) <= 5.0
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_a_grid_that_is_too_coarse_is_told_by_its_bits():
 
 def test_a_release_says_where_its_seeds_are_from():
   run = build.assemble(_config(**{**_PRIVATE, "release": True}))
-  words = " ".join(run.promise.statement(3).split())
+  words = " ".join(run.guarantee.statement(3).split())
   assert "256 bits of the operating system" in words and "Philox" in words
-  assert distributed.seed_of(streams.fresh(0).noise).bit_length() > 200
-  assert distributed.seed_of(streams.fresh(0).noise) != distributed.seed_of(
+  assert distributed.seed_of(run_keys.fresh(0).noise).bit_length() > 200
+  assert distributed.seed_of(run_keys.fresh(0).noise) != distributed.seed_of(
     run.random.noise
   )
 

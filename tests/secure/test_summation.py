@@ -102,11 +102,11 @@ def test_the_mean_is_of_those_who_uploaded():
   "protocol", [PlainSum(min_survivors=6), AdditiveServers(min_survivors=6)]
 )
 def test_a_round_with_too_few_changes_nothing_but_its_number(protocol):
-  told = []
-  state, info = _rounds(_secure(protocol), count=3, refused=told.append)
+  reports = []
+  state, info = _rounds(_secure(protocol), count=3, refused=reports.append)
   assert not np.asarray(state.params).any()
   assert int(state.round) == 3 and int(state.aggregator) == 3 and info.num_clients == 0
-  assert [words.partition(",")[0] for words in told] == [
+  assert [words.partition(",")[0] for words in reports] == [
     f"round {n} was refused" for n in (1, 2, 3)
   ]
 

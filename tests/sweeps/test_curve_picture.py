@@ -11,16 +11,16 @@ _EPSILONS = (0.5, 1.0, 8.0)
 
 
 def _group(series, epsilon, value, relation="add_or_remove_one", **changes):
-  promise = {
+  guarantee = {
     "epsilon_kind": "proved", "delta": 1e-5, "neighboring_relation": relation,
     "unit": "example", "epsilon": epsilon,
   }  # fmt: skip
-  none = dict.fromkeys(promise) | {"epsilon_kind": "none"}
+  none = dict.fromkeys(guarantee) | {"epsilon_kind": "none"}
   return {
     "series": series, "privacy.epsilon": epsilon, "seeds": 3,
     "test_accuracy_mean": value, "test_accuracy_min": value - 0.004,
     "test_accuracy_max": value + 0.004,
-    **(none if epsilon is None else promise), **changes,
+    **(none if epsilon is None else guarantee), **changes,
   }  # fmt: skip
 
 

@@ -598,8 +598,8 @@ def test_p17_how_private_runs_are_executed_is_not_varied():
 class FakeFederated:
   """A federated train function: the keys of a real result, an accuracy that knows alpha."""
 
-  def __init__(self, **promise):
-    self.data, self.promise = [], promise
+  def __init__(self, **guarantee):
+    self.data, self.guarantee = [], guarantee
 
   def __call__(self, config, workdir, *, data=None):
     assert isinstance(config, FedConfig)
@@ -614,7 +614,7 @@ class FakeFederated:
       "num_steps": 7,
       "rounds_to_accuracy": {"0.5": 3, "0.99": None},
       "num_clients": getattr(config.partition, "num_clients", 100),
-      **self.promise,
+      **self.guarantee,
     }
     writers.write_json(workdir / "config.json", to_dict(config))
     return owner.write_result(workdir, config, result)

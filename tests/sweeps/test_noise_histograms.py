@@ -23,7 +23,9 @@ def test_the_figure_has_the_draws_of_its_laws(tmp_path):
     scale[f"Gaussian, {name.replace('paper', 'the paper')}"] = stats.norm(scale=factor)
   for found in result["noises"]:
     counts = np.array([int(row[found["name"]]) for row in rows])
-    shares = {name: np.diff(law.cdf(edges)) for name, law in scale.items()}
+    shares = {
+      name: np.diff(distribution.cdf(edges)) for name, distribution in scale.items()
+    }
     # The distance of histograms: small to the noise's own law, large to both others.
     distance = {n: np.abs(counts / 20_000 - share).sum() for n, share in shares.items()}
     assert distance.pop(found["name"]) < 0.1 < min(distance.values()) / 2
@@ -34,7 +36,7 @@ def test_the_figure_has_the_draws_of_its_laws(tmp_path):
 
 
 def test_the_noise_of_a_record_is_counted_by_its_own_norm():
-  laplace, paper, proved = noise_histograms.laws(784)
+  laplace, paper, proved = noise_histograms.figure_noises(784)
   assert laplace.deviation < proved.deviation < paper.deviation
   assert laplace.of_a_record == pytest.approx(784 * math.sqrt(2))
   assert proved.of_a_record == pytest.approx(28 * proved.deviation)
@@ -44,4 +46,4 @@ def test_wrong_arguments_are_one_line(tmp_path):
   with pytest.raises(UserError, match="num_draws=1"):
     noise_histograms.run(tmp_path, num_draws=1)
   with pytest.raises(UserError, match="num_features=0"):
-    noise_histograms.laws(0)
+    noise_histograms.figure_noises(0)

@@ -1,4 +1,4 @@
-"""--dry_run of several runs: what they would promise together, and none of them."""
+"""--dry_run of several runs: what they would guarantee together, and none of them."""
 
 import re
 
@@ -40,7 +40,7 @@ def _lines(text):
 
 def test_the_plan_of_a_sweep_is_that_of_its_runs(tmp_path):
   config = _sweep(seeds=[0, 1])
-  plan = _lines(rehearsal.told(config, tmp_path / "new"))
+  plan = _lines(rehearsal.report(config, tmp_path / "new"))
   assert list(tmp_path.iterdir()) == []
   assert plan["runs"] == "4, of which 0 are finished and 2 would fail"
   failing = [
@@ -51,7 +51,7 @@ def test_the_plan_of_a_sweep_is_that_of_its_runs(tmp_path):
   total = 2 * rows[0]["epsilon"]
   said = re.search(r"at most \(epsilon = ([\d.]+), delta = ([\d.e-]+)\)", plan["together"])
   assert total <= float(said[1]) <= 1.01 * total and float(said[2]) == pytest.approx(2e-5)
-  again = _lines(rehearsal.told(config, tmp_path / "ran"))
+  again = _lines(rehearsal.report(config, tmp_path / "ran"))
   assert again["runs"] == "4, of which 2 are finished and 2 would fail"
   assert again[rows[0]["name"]].endswith(dry_run.FINISHED)
   assert again["time"].startswith("about 0 minutes")
@@ -61,7 +61,7 @@ def test_one_mistake_that_stops_every_run_is_one_error(tmp_path):
   base = fields.replace_all(TrainConfig(), _TINY | {"data.name": "missing.npz"})
   config = _sweep(base=base, grid={"data.limit": [200, 300]})
   with pytest.raises(UserError, match=r"^all 2 runs would fail: .*missing"):
-    rehearsal.told(config, tmp_path / "new")
+    rehearsal.report(config, tmp_path / "new")
 
 
 def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path):
@@ -70,7 +70,7 @@ def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path)
   monkeypatch.setattr(dry_run, "timed", lambda work: (timing, real))
   config = _sweep(x="privacy.epsilon", grid={"optimizer.learning_rate": [0.1, 0.2]})
   config.selection = grid.SelectionConfig(enabled=True, mean_trials=4.0)
-  plan = _lines(rehearsal.told(config, tmp_path))
+  plan = _lines(rehearsal.report(config, tmp_path))
   assert plan["time"].startswith("about 2 minutes on average")
   assert "The choice of the best of a random number of runs is charged" in plan["privacy"]
 
@@ -85,11 +85,11 @@ def test_the_plan_of_an_experiment_trains_on_zeros(monkeypatch, tmp_path):
   monkeypatch.setattr(rehearsal.relevance, "run", spy)
   small = {"method": "no_dp", "num_epochs": 2, "model.options": {"features": (4,)}}
   config = fields.replace_all(radp.get_config(), small)
-  plan = _lines(rehearsal.told_relevance(config, tmp_path / "new"))
+  plan = _lines(rehearsal.report_relevance(config, tmp_path / "new"))
   assert seen == [(False, 1437)] and list(tmp_path.iterdir()) == []
   assert plan["no-dp-eps8-seed0"].startswith("not private, 28 steps, about ")
   with pytest.raises(UserError, match="data.limit=99999"):
-    rehearsal.told_relevance(fields.replace(config, "data.limit", 99999), tmp_path)
+    rehearsal.report_relevance(fields.replace(config, "data.limit", 99999), tmp_path)
 
 
 def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_path):
@@ -108,10 +108,10 @@ def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_pat
     named = dict(x_test=test.x, y_test=test.y, num_classes=10)
     np.savez(tmp_path / "other.npz", x_train=train.x[rows], y_train=train.y[rows], **named)
     if match is None:
-      assert "CLAIMED" in rehearsal.told_relevance(config, tmp_path / "new")
+      assert "CLAIMED" in rehearsal.report_relevance(config, tmp_path / "new")
       continue
     with pytest.raises(UserError, match=match):
-      rehearsal.told_relevance(config, tmp_path / "new")
+      rehearsal.report_relevance(config, tmp_path / "new")
 
 
 @pytest.mark.slow
@@ -119,8 +119,8 @@ def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_pat
 def test_every_method_can_be_rehearsed(method, tmp_path):
   config = RelevanceConfig(method=method, num_epochs=2, batch_size=400)
   config.model.options = {"features": (4,)}
-  told = rehearsal.told_relevance(config, tmp_path)
-  assert re.search(r"epsilon=[\d.]+ \((proved|CLAIMED)", told)
+  report = rehearsal.report_relevance(config, tmp_path)
+  assert re.search(r"epsilon=[\d.]+ \((proved|CLAIMED)", report)
 
 
 @pytest.mark.parametrize("launcher", ["attack", "secure"])

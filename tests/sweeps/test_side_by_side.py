@@ -103,10 +103,10 @@ def test_processes_are_set_up_as_this_one():
   before = jax.config.jax_default_prng_impl
   jax.config.update("jax_default_prng_impl", "rbg")
   try:
-    ((_, told),) = side_by_side.outcomes(_work, [("tell", None)], 1)
+    ((_, outcome),) = side_by_side.outcomes(_work, [("tell", None)], 1)
   finally:
     jax.config.update("jax_default_prng_impl", before)
-  assert told == ("rbg", True, False)
+  assert outcome == ("rbg", True, False)
 
 
 def test_what_cannot_be_sent_is_one_line():

@@ -19,9 +19,11 @@ _GRID = {"optimizer.learning_rate": [0.1, 0.2, 0.4, 0.8]}
 
 
 def _sweep(**changes):
-  law = changes.pop("law", {})
+  selection = changes.pop("law", {})
   options = dict(grid=_GRID)
-  options["selection"] = SelectionConfig(**({"enabled": True, "mean_trials": 6.0} | law))
+  options["selection"] = SelectionConfig(
+    **({"enabled": True, "mean_trials": 6.0} | selection)
+  )
   return SweepConfig(**(options | changes))
 
 
@@ -75,11 +77,13 @@ def test_p40_both_epsilons_are_printed_and_the_choice_is_charged(tmp_path, capsy
   shown = capsys.readouterr().out
   one, event = _plan(TrainConfig(), None), _plan(TrainConfig(), None).event()
   assert found["epsilon_of_one_run"] == pytest.approx(one.epsilon())
-  charged = accounting.repeat_and_select_event(event, mean_trials=6.0)
-  expected = accounting.epsilon(charged, delta=one.accounted_delta(1e-5), accountant="rdp")
+  event_of_choice = accounting.repeat_and_select_event(event, mean_trials=6.0)
+  expected = accounting.epsilon(
+    event_of_choice, delta=one.accounted_delta(1e-5), accountant="rdp"
+  )
   assert found["epsilon"] == pytest.approx(expected)
   assert found["epsilon"] > 1.5 * found["epsilon_of_one_run"]
-  assert accounting.event_from_json(found["event"]) == charged
+  assert accounting.event_from_json(found["event"]) == event_of_choice
   for name in ("epsilon_of_one_run", "epsilon"):
     assert f"epsilon = {accounting.upper(found[name])}," in shown
 
@@ -105,7 +109,7 @@ def test_p40_a_choice_among_claims_is_a_claim(tmp_path, capsys):
 
 
 def test_p40_a_choice_among_runs_from_unknown_weights_is_a_claim(tmp_path):
-  """What a run's promise rests on is not in its plan alone."""
+  """What a run's guarantee rests on is not in its plan alone."""
   known = "no record of this run is known to a.npz"
   rests = iter([(), (known,), (known,), ()])  # of the four settings
   plan_of = lambda config, data: (_plan(config, data), next(rests))

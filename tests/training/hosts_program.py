@@ -88,7 +88,7 @@ def _refused(folder, index):
     "release": lambda: run(job(of("data:8", release=True))),
     "data": lambda: run(job(of("data:8"), (_other_data(index), both[1]))),
     "kind": lambda: run(job(of("data:8"))._replace(over_processes=False)),
-    "plan": lambda: dry_run.told(CENTRAL, of("data:8"), folder / "no"),
+    "plan": lambda: dry_run.report(CENTRAL, of("data:8"), folder / "no"),
     "sweep": lambda: engine.run(None, folder / "no"),
   }
   return {name: _line(call) for name, call in calls.items()}

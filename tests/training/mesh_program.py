@@ -83,9 +83,9 @@ class _Steps:
   def __init__(self, layout):
     both = dataset(), dataset()
     self.run = build.assemble(config(layout), both)
-    self.work = build.work(config(layout), self.run)
-    self.batches = [next(slices) for slices in self.work.draws(0)]
-    self.first, step = self.work.init(), jax.jit(self.run.algorithm.step)
+    self.phase = build.phase(config(layout), self.run)
+    self.batches = [next(slices) for slices in self.phase.draws(0)]
+    self.first, step = self.phase.init(), jax.jit(self.run.algorithm.step)
     self.step = step.lower(self.first, self.batches[0]).compile()
 
   def facts(self):
@@ -98,13 +98,13 @@ class _Steps:
       "params": _told(state.params),
       "noise": _told(training.noise_state(state)),
       "info": [float(value) for value in info],
-      "scores": self.work.evaluate(state),
+      "scores": self.phase.evaluate(state),
       "drawn": [[rows(b.examples.x), rows(b.mask), int(sum(b.mask))] for b in self.batches],
       "rows on a device": self.batches[0].examples.x.sharding.shard_shape((32, 6)),
       "lies": [lies(leaf) for leaf in jax.tree.leaves((state.params, state.opt_state))],
       "exchanged": exchanged(self.step),
       "digest": build.digest(config(None)).hex(),
-      "epsilon": self.run.promise.curve(4),
+      "epsilon": self.run.guarantee.curve(4),
     }
 
 
@@ -268,8 +268,8 @@ def _ran(layout, plan, **options):
     placed = batch if mesh is None else gradients.split_rows(mesh, batch)
     state, info = step(state, placed)
   sent = exchanged(step.lower(state, placed).compile())
-  told = {"params": _told(state.params), "info": [float(value) for value in info]}
-  return told | {"exchanged": sent, "ema": _told(state.ema)}
+  facts = {"params": _told(state.params), "info": [float(value) for value in info]}
+  return facts | {"exchanged": sent, "ema": _told(state.ema)}
 
 
 def kinds(layouts=LAYOUTS):

@@ -133,11 +133,11 @@ def test_audits_and_every_kind_of_noise_and_clipping_over_hosts(tmp_path):
   assert found[0] == found[1]
   audits = mesh_program.audited(None, tmp_path / "one")
   for kind, wanted in audits.items():
-    told = found[0]["audits"][kind]
-    assert told.keys() == wanted.keys()
-    assert told["epsilon_audited_lower"] == wanted["epsilon_audited_lower"]
+    audit = found[0]["audits"][kind]
+    assert audit.keys() == wanted.keys()
+    assert audit["epsilon_audited_lower"] == wanted["epsilon_audited_lower"]
   for name, kind in found[0]["kinds"].items():
     for mesh in kind:
-      for told in ("params", "ema", "info"):
-        for a, b in zip(kind[mesh][told], one[name]["None"][told], strict=True):
+      for key in ("params", "ema", "info"):
+        for a, b in zip(kind[mesh][key], one[name]["None"][key], strict=True):
           np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

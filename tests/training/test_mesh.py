@@ -157,8 +157,8 @@ def test_a_run_of_the_launcher_that_changes_its_devices(more):
 def test_every_kind_of_noise_and_clipping_over_a_mesh(more):
   for name, found in more["kinds"].items():
     for mesh in _MESHES:
-      for told in ("params", "ema"):
-        _close(found[mesh][told], found["None"][told])
+      for key in ("params", "ema"):
+        _close(found[mesh][key], found["None"][key])
       _close(found[mesh]["info"], found["None"]["info"])
       kinds = {(kind, size) for kind, _, size in found[mesh]["exchanged"]}
       axis = 8 if mesh == "data:8" else 4

@@ -29,11 +29,11 @@ def _summed(norms, bound, mask=None):
 def _slack(norm, bound, slots):
   """The slack coordinates of one gradient as the paper fills them, one after the other."""
   width = bound / math.sqrt(slots)
-  room = math.sqrt(slots) * max(0.0, bound - norm)
+  unused = math.sqrt(slots) * max(0.0, bound - norm)
   filled = []
   for _ in range(slots):
-    filled.append(min(width, room))
-    room -= filled[-1]
+    filled.append(min(width, unused))
+    unused -= filled[-1]
   return np.array(filled)
 
 
@@ -140,9 +140,11 @@ def test_slack_gets_the_noise_of_the_sum():
   logs = np.asarray(moved(jax.random.split(jax.random.key(3), 4000)), float)
   # With one slot s[0] = s[-1] = x: log = target - x, target = max(0, x) about: -x or 0.
   negative = np.sort(logs[logs > 1e-4])
-  law = stats.halfnorm(scale=z * math.sqrt(slots) / batch)
-  assert stats.kstest(negative, law.cdf).pvalue > 1e-3
-  assert stats.kstest(negative, stats.halfnorm(scale=0.5 * law.std()).cdf).pvalue < 1e-9
+  distribution = stats.halfnorm(scale=z * math.sqrt(slots) / batch)
+  assert stats.kstest(negative, distribution.cdf).pvalue > 1e-3
+  assert (
+    stats.kstest(negative, stats.halfnorm(scale=0.5 * distribution.std()).cdf).pvalue < 1e-9
+  )
 
 
 def _plan(rule, **changes):

@@ -6,6 +6,7 @@ from dpjax.accounting.event_kinds import (
   discrete_gaussian,
   fixed_size,
   gaussian,
+  k_out_of_t,
   laplace,
   poisson,
   random_allocation,
@@ -14,6 +15,7 @@ from dpjax.accounting.event_kinds import (
   skellam,
   smooth_sensitivity,
   truncated_poisson,
+  with_replacement,
 )
 from dpjax.accounting.event_kinds.kind import register
 
@@ -28,8 +30,10 @@ register(
   poisson.PoissonSampledKind(),
   bounded_contribution.BoundedContributionKind(),
   fixed_size.FixedSizeKind(),
+  with_replacement.WithReplacementKind(),
   truncated_poisson.TruncatedPoissonKind(),
   random_allocation.RandomAllocationKind(),
+  k_out_of_t.KOutOfTKind(),
   skellam.SkellamKind(),
   discrete_gaussian.DiscreteGaussianKind(),
   smooth_sensitivity.SmoothSensitivityKind(),

@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting as dpa
-import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
-from scipy import special, stats
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.gaussian import gaussian_event
@@ -18,8 +16,10 @@ from dpjax.accounting.proved import ZERO, Proved
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
-# The accounting holds one chance for each number of a user's records in a batch.
+# The accounting holds one chance for each number of a user's records in a batch. With a mean of
+# 1 at most, m of them have a chance of 1 / m! at most, so no number beyond 170 is held.
 _MOST_RECORDS = 256
+_MOST_AT_MEAN_ONE = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,24 +61,27 @@ class BoundedContributionKind(EventKind):
     )
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
-    from dpjax.accounting.mixture_pld import mixture_pld  # few runs need it
+    from dpjax.accounting.mixture_pld import (
+      binomial_counts,
+      mixture_pld,
+    )  # few runs need it
 
-    counts, chances = _counts(part)
+    counts, chances = binomial_counts(part.max_contribution, part.sampling_probability)
     return mixture_pld(
       chances=chances, shifts=counts / part.noise_multiplier, interval=interval
     )
 
   # The next two only guide the choice of a grid.
   def renyi_two(self, part: Any) -> float:
-    counts, chances = _counts(part)
-    logs = np.log(chances)
-    pairs = logs[:, None] + logs + np.outer(counts, counts) / part.noise_multiplier**2
-    return max(float(special.logsumexp(pairs)), 1e-30)
+    from dpjax.accounting.mixture_pld import binomial_counts, typical_renyi_two
+
+    counts, chances = binomial_counts(part.max_contribution, part.sampling_probability)
+    return typical_renyi_two(chances=chances, shifts=counts / part.noise_multiplier)
 
   def largest_loss(self, part: Any) -> float:
-    from dpjax.accounting.mixture_pld import largest_loss
+    from dpjax.accounting.mixture_pld import binomial_counts, largest_loss
 
-    counts, chances = _counts(part)
+    counts, chances = binomial_counts(part.max_contribution, part.sampling_probability)
     return largest_loss(chances=chances, shifts=counts / part.noise_multiplier)
 
   def gaussian_noise(self, part: Any) -> float:
@@ -97,15 +100,6 @@ class BoundedContributionKind(EventKind):
     )
 
 
-def _counts(part: Any) -> tuple[np.ndarray, np.ndarray]:
-  """Returns numbers of a user's records in a batch and their chances, [k + 1] or fewer."""
-  counts = np.arange(part.max_contribution + 1)
-  chances = stats.binom.pmf(counts, part.max_contribution, part.sampling_probability)
-  # All together are less than delta can tell, and their logarithms would be infinite.
-  kept = chances > 1e-300
-  return counts[kept].astype(float), chances[kept] / chances[kept].sum()
-
-
 def bounded_contribution_event(
   event: DpEvent, *, sampling_prob: float, max_contribution: int
 ) -> DpEvent:
@@ -114,7 +108,8 @@ def bounded_contribution_event(
   Args:
     event: a Gaussian sum; its noise multiplier is std / clip norm of one record.
     sampling_prob: of one record.
-    max_contribution: records of one user, at most.
+    max_contribution: records of one user, at most; 256 where more than one of them is drawn on
+      average.
 
   Accounted under replace_special, by PLD: the records of a user are emptied, and stay in place.
 
@@ -126,7 +121,9 @@ def bounded_contribution_event(
   BoundedContributionDpEvent(sampling_probability=0.01, max_contribution=3, ...=4.0)
   """
   validate.probability(sampling_prob=sampling_prob)
-  validate.integer_in(1, _MOST_RECORDS, max_contribution=max_contribution)
+  validate.integer_in(1, _MOST_AT_MEAN_ONE, max_contribution=max_contribution)
+  if max_contribution * sampling_prob > 1 + 1e-12:
+    validate.integer_in(1, _MOST_RECORDS, max_contribution=max_contribution)
   if not isinstance(event, dpa.GaussianDpEvent):
     raise UserError(
       "a sample of bounded contributions takes a GaussianDpEvent",

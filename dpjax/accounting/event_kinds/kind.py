@@ -112,6 +112,12 @@ class EventKind:
     del part
     return ()
 
+  def accounted_as(self, part: Any) -> DpEvent:
+    """Returns an event that costs no less, and that accountants compose in place of the part.
+
+    Under every relation of the proof. Default: the part itself."""
+    return part
+
   def under_replace_one(self, part: Any) -> DpEvent:
     """Returns the part with noise relative to 2 l2_clip_norm: replacing a record moves a
     sum by that much. Default: unchanged, for events whose proof already covers replacement."""

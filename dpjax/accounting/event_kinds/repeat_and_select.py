@@ -84,7 +84,7 @@ class RepeatAndSelectKind(EventKind):
       "the best of a random and secret number of runs, on average "
       f"{upper(part.mean, digits=6)} (assumed: the score that selects "
       "sees public data and the run's output only, and no other run "
-      f"is released; law of shape {part.shape:g}), each run: {describe(part.event, unit)}"
+      f"is released; distribution of shape {part.shape:g}), each run: {describe(part.event, unit)}"
     )
 
 
@@ -115,5 +115,5 @@ def repeat_and_select_event(
   >>> repeat_and_select_event(gaussian_event(2), mean_trials=10).mean
   10.0
   """
-  accounting.tuning.check_law(mean_trials, shape)
+  accounting.tuning.check_trials(mean_trials, shape)
   return RepeatAndSelectDpEvent(event, float(mean_trials), float(shape))

@@ -61,7 +61,7 @@ def _answers(mechanism: Any, keys: Any, value: float) -> np.ndarray:
 
 # --- private selection
 
-_LAWS = {"geometric": 1.0, "logarithmic": 0.0, "Poisson": math.inf}
+_DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0, "Poisson": math.inf}
 _TRIALS = 2.0
 
 
@@ -98,7 +98,10 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
     subject = "repeat_and_select_event"
     return Game(PACKAGE, subject, case, _ADD, claims(cost), outputs, linear)
 
-  return [game_of(distribution, shape, (0.0, 1.0)) for distribution, shape in _LAWS.items()]
+  return [
+    game_of(distribution, shape, (0.0, 1.0))
+    for distribution, shape in _DISTRIBUTIONS.items()
+  ]
 
 
 # --- shuffling
@@ -188,8 +191,10 @@ NO_CLAIM = {
   "poisson_sampled_event": f"{_SAMPLER}PoissonSampler",
   "bounded_contribution_event": f"{_SAMPLER}BoundedContributionSampler",
   "fixed_size_event": f"{_SAMPLER}FixedSizeSampler",
+  "with_replacement_event": f"{_SAMPLER}WithReplacementSampler",
   "truncated_poisson_event": f"{_SAMPLER}TruncatedPoissonSampler",
   "random_allocation_event": f"{_SAMPLER}RandomAllocationSampler",
+  "k_out_of_t_event": f"{_SAMPLER}KOutOfTSampler",
   "correlated_events": "what a strategy costs, played with it: plans.correlation",
   "gaussian_event": f"{_NOISE}Gaussian",
   "laplace_event": f"{_NOISE}Laplace",

@@ -208,12 +208,12 @@ def _game(
     choices: what clients keep differs from draw to draw.
   """
   cached_build = functools.cache(build)
-  made_at_once = cached_build if at_once is None else functools.cache(at_once)
+  cached_at_once = cached_build if at_once is None else functools.cache(at_once)
   width = params.shape[-1]
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-    every = _at_once(one_draw(made_at_once(), world), keys)
+    every = _at_once(one_draw(cached_at_once(), world), keys)
     if at_once is not None:
       every = _as_users(one_draw(cached_build(), world), keys, every)
     return np.concatenate([_shown(leaf) for leaf in every], axis=1)

@@ -48,7 +48,7 @@ _SEED = 7_919
 def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws n runs, each with its own seed: (rows [n, steps, slots], mask)."""
+  """Draws n runs, each with its own seed: (rows [n, steps, batch], mask)."""
   shape = (n, num_steps, sampler.padded_batch_size)
   rows = np.zeros(shape, np.int64)
   mask = np.zeros(shape, bool)
@@ -82,7 +82,7 @@ def game(
     worlds: gradients [n], [m] of the two neighbours; each is scaled up far beyond the clip.
     epsilon, delta: what somebody else says that the plan costs; it takes the place of all but
       the last point of the plan's own curve.
-    runner: (keys [n], gradients [n, steps, slots], mask) -> private means [n, steps] of what
+    runner: (keys [n], gradients [n, steps, batch], mask) -> private means [n, steps] of what
       uses the plan; None for its transform alone.
   """
   if epsilon is None or delta is None:
@@ -121,7 +121,7 @@ def game(
 
 
 def _runner(plan: Plan) -> Callable[..., Any]:
-  """(keys [n], gradients [n, steps, slots], mask) -> updates [n, steps]."""
+  """(keys [n], gradients [n, steps, batch], mask) -> updates [n, steps]."""
 
   def run_once(key: Any, grads: Any, mask: Any) -> Any:
     tx: Any = plan.transform(key)

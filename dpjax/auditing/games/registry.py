@@ -50,7 +50,7 @@ class Package(NamedTuple):
   find: Callable[[], dict[str, Any]]  # name -> class or function
   play: Callable[[str, Any], list[Game]]
   covered: Mapping[str, Any]  # names that have games
-  no_claim: Mapping[str, str]  # names that promise nothing, and why
+  no_claim: Mapping[str, str]  # names that guarantee nothing, and why
 
 
 def public(package: ModuleType) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def public(package: ModuleType) -> dict[str, Any]:
   """
   exported: dict[str, Any] = {}
   for module in _modules(package):
-    exported |= _own(module)
+    exported |= _defined_in(module)
   return exported
 
 
@@ -72,7 +72,7 @@ def _modules(package: ModuleType) -> Iterator[ModuleType]:
     yield importlib.import_module(name)
 
 
-def _own(module: ModuleType) -> dict[str, Any]:
+def _defined_in(module: ModuleType) -> dict[str, Any]:
   is_of_module = lambda value: getattr(value, "__module__", "") == module.__name__
   return {
     n: o for n, o in vars(module).items() if is_of_module(o) and not n.startswith("_")
@@ -266,6 +266,7 @@ _CLAIMED = "is only claimed, never proved: `launch.relevance --audit` attacks it
 # Names that state an epsilon and are no subject here: the rows that play them, or a reason.
 ELSEWHERE: dict[str, str] = {
   "dpjax.plan.Plan": _WHOLE,
+  "dpjax.joint.JointPlan": "composes what has games of its own: accounting.Ledger",
   "dpjax.accounting.epsilon.epsilon": "adds up an event; every game's claim comes from it",
   "dpjax.accounting.gdp.epsilon": "of Gaussian noise without sampling: mechanisms.Gaussian",
   "dpjax.solve.event": _BEFORE,
@@ -304,7 +305,7 @@ def stated_anywhere() -> frozenset[str]:
     f"{module.__name__}.{name}"
     for module in _modules(dpjax)
     if not module.__name__.startswith(_ATTACKS)
-    for name, value in _own(module).items()
+    for name, value in _defined_in(module).items()
     if states_epsilon(value)
   )
 

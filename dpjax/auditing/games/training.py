@@ -98,7 +98,7 @@ def _augmented() -> _Trained:
 def _runner(
   build: Callable[[], _Trained], plan: Plan, *, whole: bool = False
 ) -> Callable[..., Any]:
-  """Returns (keys [n], gradients [n, steps, slots], mask) -> projections [n, steps], or the
+  """Returns (keys [n], gradients [n, steps, batch], mask) -> projections [n, steps], or the
   change of all trained numbers, [n, steps, numbers]."""
   trained = build()
   key = jax.random.key(0) if trained.augments else None
@@ -149,7 +149,7 @@ def _games(
   return [*projected, dataclasses.replace(whole, adversary=repeats)]
 
 
-_MADE: dict[str, Callable[[], _Trained]] = {
+_BUILDERS: dict[str, Callable[[], _Trained]] = {
   "dp_sgd": _dp_sgd,
   "lora": _lora,
   "of_part": _of_part,
@@ -157,7 +157,7 @@ _MADE: dict[str, Callable[[], _Trained]] = {
 }
 # Subject -> (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {
-  name: functools.partial(_games, name, build) for name, build in _MADE.items()
+  name: functools.partial(_games, name, build) for name, build in _BUILDERS.items()
 }
 _OF_A_BATCH = "a loss of a whole batch, never private"
 _READS = "reads a state that is released"

@@ -188,8 +188,8 @@ class BrokenMechanism:
     plant: the fault.
     settings: settings of the honest mechanism.
 
-  >>> made = dict(epsilon=1.0, l1_sensitivity=1.0)
-  >>> broken = BrokenMechanism(mechanisms.Laplace, "", PLANTS["noise"], made)
+  >>> settings = dict(epsilon=1.0, l1_sensitivity=1.0)
+  >>> broken = BrokenMechanism(mechanisms.Laplace, "", PLANTS["noise"], settings)
   >>> broken.scale, broken._broken.scale
   (1.0, 0.1)
   """
@@ -349,7 +349,7 @@ def _sampler(name: str, plant: Plant) -> list[Game]:
 _PRIVATE = ("clip_and_noise", "adaptive_clip_and_noise", "clip_and_correlated_noise")
 
 
-def _made(make: Callable, plant: Plant) -> Callable:
+def _broken_transform(make: Callable, plant: Plant) -> Callable:
   """Returns the private transform with the plant's numbers."""
 
   def broken(*arguments: Any, **options: Any) -> Any:
@@ -365,14 +365,16 @@ def _made(make: Callable, plant: Plant) -> Callable:
 def _transform(name: str, plant: Plant) -> list[Game]:
   honest = getattr(transforms, name)
   if name in _PRIVATE:
-    return transform_games.games(name, _made(honest, plant))
+    return transform_games.games(name, _broken_transform(honest, plant))
   if name != "accumulate":
-    return transform_games.games(name, honest, _made(transforms.clip_and_noise, plant))
+    return transform_games.games(
+      name, honest, _broken_transform(transforms.clip_and_noise, plant)
+    )
   # The transform clips and counts itself; the noise of a whole step is inside it.
   outside = plant._replace(keys="")
   inside = plant._replace(copies=1)
-  base = _made(transforms.clip_and_noise, inside)
-  return transform_games.games(name, _made(honest, outside), base)
+  base = _broken_transform(transforms.clip_and_noise, inside)
+  return transform_games.games(name, _broken_transform(honest, outside), base)
 
 
 # --- federated

@@ -48,7 +48,7 @@ def _z(value: float, mean: float, variance: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Law:
+class _Expected:
   """Moments of a sampler's draws from n examples, from the accounted event."""
 
   n: int
@@ -59,11 +59,11 @@ class _Law:
   capacity: int | None = None  # where larger draws are cut
 
 
-def _law(event: Any, n: int) -> _Law | None:
+def _expected(event: Any, n: int) -> _Expected | None:
   if isinstance(event, dpa.PoissonSampledDpEvent):
     q = event.sampling_probability
     overlaps = n * q**2 * (1 - q**2) + 2 * n * q**3 * (1 - q)
-    return _Law(n, q, n * q * (1 - q), n * q**2, overlaps)
+    return _Expected(n, q, n * q * (1 - q), n * q**2, overlaps)
   if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
     # The event covers a part of the data, and is not uniform over all of them.
     if event.source_dataset_size != n:
@@ -71,13 +71,13 @@ def _law(event: Any, n: int) -> _Law | None:
     b = event.sample_size
     m = event.source_dataset_size
     spread = b * (b / m) * (1 - b / m) * (m - b) / max(m - 1, 1)
-    return _Law(m, b / m, 0.0, b * b / m, spread)
+    return _Expected(m, b / m, 0.0, b * b / m, spread)
   if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
-    return _truncated_law(event)
+    return _expected_truncated(event)
   return None
 
 
-def _truncated_law(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Law:
+def _expected_truncated(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Expected:
   """Moments for sizes min(binomial, capacity), with uniform members given the size."""
   n = event.dataset_size
   most = event.truncated_batch_size
@@ -91,11 +91,11 @@ def _truncated_law(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Law:
   spread = missing**2 / max(n - 1, 1) + (square**2 - mean**4) / n**2
   # Neighbouring overlaps share a batch, so they are correlated.
   again = 2 * mean**2 * variance / n**2
-  return _Law(n, mean / n, variance, mean**2 / n, spread + again, most)
+  return _Expected(n, mean / n, variance, mean**2 / n, spread + again, most)
 
 
-def _law_deviations(
-  draws: list[np.ndarray], distribution: _Law
+def _batch_deviations(
+  draws: list[np.ndarray], distribution: _Expected
 ) -> Iterator[tuple[float, str]]:
   times = len(draws)
   n = distribution.n
@@ -145,7 +145,7 @@ def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
 
 
 def _pair_deviations(
-  draws: list[np.ndarray], distribution: _Law
+  draws: list[np.ndarray], distribution: _Expected
 ) -> Iterator[tuple[float, str]]:
   """Tests that no two rows occur together more often than allowed."""
   times = len(draws)
@@ -161,7 +161,9 @@ def _pair_deviations(
   yield _fewest(together, times, chance), "two rows, never together"
 
 
-def _run_deviations(subject: Subject, distribution: _Law) -> Iterator[tuple[float, str]]:
+def _run_deviations(
+  subject: Subject, distribution: _Expected
+) -> Iterator[tuple[float, str]]:
   """Tests that no step has an unlikely size, and no row occurs more often than allowed."""
   sizes = []
   counts = np.zeros(distribution.n, int)
@@ -188,7 +190,7 @@ def _run_deviations(subject: Subject, distribution: _Law) -> Iterator[tuple[floa
     )
 
 
-def _unlikely_size(sizes: list[int], distribution: _Law) -> float:
+def _unlikely_size(sizes: list[int], distribution: _Expected) -> float:
   """z of the least likely size."""
   mean = distribution.n * distribution.rate
   most = np.array([min(sizes), max(sizes)])
@@ -203,7 +205,7 @@ def _unlikely_size(sizes: list[int], distribution: _Law) -> float:
   return float(stats.norm.isf(min(1.0, p) / 2))
 
 
-def _missing_sizes(sizes: list[int], distribution: _Law) -> float:
+def _missing_sizes(sizes: list[int], distribution: _Expected) -> float:
   """z of never observing a smaller or a larger size, as with batches that are cut or filled
   up.
 
@@ -248,14 +250,14 @@ def sampler_law(subject: Subject) -> Row:
   event: Any = subject.plan.sum_event(0)
   if isinstance(event, RandomAllocationDpEvent):
     return _once_a_pass(subject, name, n, event.num_steps)
-  distribution = _law(event, n)
+  distribution = _expected(event, n)
   if distribution is None:
     return _no_oftener(subject, name, n, event)
   deviations = []
   draws = []
   for steps in _stretches(subject.plan, n):
     drawn = _drawn(subject, n, steps)
-    deviations += _law_deviations(drawn, distribution)
+    deviations += _batch_deviations(drawn, distribution)
     draws += drawn
   deviations += [
     *_pair_deviations(draws, distribution),
@@ -269,7 +271,7 @@ def sampler_law(subject: Subject) -> Row:
   worst, what = max(deviations)
   many = len(draws)
   return row(
-    name, worst, _Z, f"largest z of {len(deviations)} laws over {many} draws: {what}"
+    name, worst, _Z, f"largest z of {len(deviations)} statistics over {many} draws: {what}"
   )
 
 
@@ -283,10 +285,10 @@ def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
   # A different step of each pass, since steps of one pass are not independent.
   draws = _drawn(subject, n, (turn * length + turn % length for turn in range(times)))
-  distribution = _law(dpa.PoissonSampledDpEvent(1 / length, dpa.NoOpDpEvent()), n)
+  distribution = _expected(dpa.PoissonSampledDpEvent(1 / length, dpa.NoOpDpEvent()), n)
   assert distribution is not None
   deviations = [
-    *_law_deviations(draws, distribution),
+    *_batch_deviations(draws, distribution),
     *_pair_deviations(draws, distribution),
   ]
   deviations.append((_most_alike(draws, n), "likeness"))
@@ -295,9 +297,8 @@ def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
     once = np.array_equal(np.sort(whole), np.arange(n))
     deviations.append((0.0 if once else math.inf, f"every example once in pass {turn}"))
   worst, what = max(deviations)
-  detail = (
-    f"largest z of {len(deviations)} laws over {times} passes of {length} steps: {what}"
-  )
+  where = f"{times} passes of {length} steps"
+  detail = f"largest z of {len(deviations)} statistics over {where}: {what}"
   return row(name, worst, _Z, detail)
 
 
@@ -348,7 +349,7 @@ def _seldom_in_a_pass(
   return row(name, worst, _Z, f"{detail}; charged: {chance:.4g} of the passes")
 
 
-def _overlap_law(a: Any, b: Any, n: int) -> tuple[Any, Any]:
+def _overlap_moments(a: Any, b: Any, n: int) -> tuple[Any, Any]:
   """Mean and variance of the overlap of uniform subsets of sizes a and b of n."""
   mean = a * b / n
   return mean, mean * (1 - a / n) * (1 - b / n) * n / max(n - 1, 1)
@@ -359,7 +360,7 @@ def _most_alike(draws: list[np.ndarray], n: int) -> float:
   taken = _taken(draws, n)
   size = taken.sum(axis=1, dtype=np.float64)
   shared = (taken @ taken.T).astype(np.float64)
-  mean, variance = _overlap_law(size[:, None], size[None], n)
+  mean, variance = _overlap_moments(size[:, None], size[None], n)
   z = np.where(variance > 1e-9, (shared - mean) / np.sqrt(np.maximum(variance, 1e-9)), 0)
   i, j = np.unravel_index(np.argmax(np.triu(z, 1)), z.shape)
   p = stats.hypergeom.sf(shared[i, j] - 1, n, int(size[i]), int(size[j]))
@@ -440,7 +441,7 @@ def _ways(size: int, n: int) -> float:
 def _shared_z(first: list[np.ndarray], other: list[np.ndarray], n: int) -> float:
   """z of the overlap between two seeds at equal steps, all steps together."""
   shared = [np.intersect1d(a, b).size for a, b in zip(first, other)]
-  moments = [_overlap_law(a.size, b.size, n) for a, b in zip(first, other)]
+  moments = [_overlap_moments(a.size, b.size, n) for a, b in zip(first, other)]
   if all(map(np.array_equal, first, other)) and any(a.size for a in first):
     return math.inf
   mean, variance = (float(sum(column)) for column in zip(*moments))

@@ -145,7 +145,7 @@ def agreement(subject: Subject) -> Row:
   if not plan.is_private:
     return not_applicable(name, "no epsilon is claimed")
   if sampling.assumption(plan.sampler):
-    why = f"the event of {type(plan.sampler).__name__} is its author's; see its law"
+    why = f"the event of {type(plan.sampler).__name__} is its author's; see its proof"
     return not_applicable(name, why)
   relations = plan.sampler.proof.relations
   if plan.neighboring_relation not in relations:
@@ -307,19 +307,22 @@ def own_sum(subject: Subject) -> Row:
 
 def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
   """Yields (epsilon, its place) for every epsilon that a run prints or writes at its end."""
-  promise = subject.promise
+  guarantee = subject.guarantee
   config = subject.config
-  assert promise is not None and config is not None
-  yield float(promise.curve(config.num_steps)), "printed"
-  left = promise.accounted_delta
+  assert guarantee is not None and config is not None
+  yield float(guarantee.curve(config.num_steps)), "printed"
+  left = guarantee.accounted_delta
   if left:
-    options = {"neighboring_relation": promise.relation, "accountant": promise.accountant}
-    event = promise.remaining_event(0)
+    options = {
+      "neighboring_relation": guarantee.relation,
+      "accountant": guarantee.accountant,
+    }
+    event = guarantee.remaining_event(0)
     yield accounting.epsilon(event, delta=left, **options), "of the steps from the first"
     if config.num_steps <= _LEDGER_STEPS or subject.plan.steps_alike:
-      events = [promise.step_event(step) for step in range(min(config.num_steps, 2))]
+      events = [guarantee.step_event(step) for step in range(min(config.num_steps, 2))]
       events += [
-        promise.step_event(0 if subject.plan.steps_alike else step)
+        guarantee.step_event(0 if subject.plan.steps_alike else step)
         for step in range(2, min(config.num_steps, _LEDGER_STEPS))
       ]
       if len(events) == config.num_steps:
@@ -335,15 +338,15 @@ def stated(subject: Subject) -> Row:
   name = "stated as charged"
   plan = subject.plan
   config = subject.config
-  promise = subject.promise
-  if config is None or promise is None or not plan.is_private or promise.kind == "none":
+  guarantee = subject.guarantee
+  if config is None or guarantee is None or not plan.is_private or guarantee.kind == "none":
     return not_applicable(name, "nothing is stated of a run")
   if plan.num_steps != config.num_steps:
     why = f"{config.num_steps} steps run, the plan pays for {plan.num_steps}"
     return Row(name, False, math.inf, 0.0, why)
-  if max(plan.delta, promise.delta or math.inf) > config.privacy.delta * (1 + 1e-9):
+  if max(plan.delta, guarantee.delta or math.inf) > config.privacy.delta * (1 + 1e-9):
     spent = accounting.upper(plan.delta)
-    why = f"delta {spent}, stated {promise.delta}, asked for {config.privacy.delta}"
+    why = f"delta {spent}, stated {guarantee.delta}, asked for {config.privacy.delta}"
     return Row(name, False, math.inf, 0.0, why)
   derived = _derived_epsilon(subject)
   if derived is None or sampling.assumption(plan.sampler):
@@ -465,7 +468,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
             yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})
 
 
-def _told(config: TrainConfig) -> str:
+def _settings_text(config: TrainConfig) -> str:
   """Returns everything that determines a run, as text in which 1 and 1.0 are equal."""
   return repr(config_names.canonical(to_dict(config)))
 
@@ -518,17 +521,17 @@ def _shared_keys(subject: Subject) -> Iterator[str]:
       if text != settings:
         yield what if before in ("", what) else f"{before} and {what}"
 
-  yield from held("", _told(config), keys_of(config))
+  yield from held("", _settings_text(config), keys_of(config))
   for name, other in _neighbours(config):
     try:
       random = keys_of(other)
     # A path without code cannot run, and so has no keys.
     except UserError:
       continue
-    yield from held(name, _told(other), random)
+    yield from held(name, _settings_text(other), random)
   for i, (what, changed) in enumerate(_other_data(subject.train)):
     whole = i == 0 and len(changed) == len(subject.train)
-    settings = _told(config) if whole else f"other data {i}"
+    settings = _settings_text(config) if whole else f"other data {i}"
     yield from held(f"data: {what}", settings, keys_of(config, data.digest(changed)))
 
 

@@ -3,7 +3,7 @@
 Nothing in dpjax computes an epsilon from a formula of this file. Each is kept as it was
 published so that `compare` can say where it is
 
-  unsound   the epsilon claimed is smaller than the true one: a false promise
+  unsound   the epsilon claimed is smaller than the true one: a false guarantee
   unproved  it is smaller than the best bound known here, which may not be exact
   loose     it is more than a tenth above: true, but noise was wasted
   right     neither

@@ -425,7 +425,7 @@ def padding(subject: Subject) -> Row:
     "padding contributes nothing",
     _worst(moves) / subject.plan.l2_bound,
     _SLACK,
-    "move of the sum, in clip norms, when padded slots hold 0, 1e4 or NaN",
+    "move of the sum, in clip norms, when padded rows hold 0, 1e4 or NaN",
   )
 
 
@@ -447,8 +447,8 @@ def whole_batch(subject: Subject) -> Row:
     "whole batch is its parts",
     _worst(moves) / (math.sqrt(size) * subject.plan.l2_bound),
     _SUM_SLACK,
-    f"{size} slots, many, one, all or none of them taken, against sums of {BATCH}: error in "
-    "clip norms / sqrt(slots)",
+    f"{size} rows, many, one, all or none of them taken, against sums of {BATCH}: error in "
+    "clip norms / sqrt(rows)",
   )
 
 

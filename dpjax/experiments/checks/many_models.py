@@ -31,7 +31,7 @@ from dpjax.validate import UserError
 
 RESULT = "final_model.json"
 INITIAL = ("worst_case", "ordinary")
-_OWN = 2000  # records of the auditor's, at most, and a tenth as many blanks
+_MOST_MEMBERS = 2000  # records of the auditor's, at most, and a tenth as many blanks
 # Fewest models for a bootstrap.
 _FOR_BOOTSTRAP = 50
 # Padding beyond the records, for the check of the capacity.
@@ -215,7 +215,7 @@ def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Data
       field="num_records",
       value=settings.num_records,
     )
-  members = train.subset(slice(kept, kept + _OWN))
+  members = train.subset(slice(kept, kept + _MOST_MEMBERS))
   blanks = np.zeros_like(members.x[: max(1, len(members) // 10)])
   members = dataclasses.replace(
     members,

@@ -35,12 +35,12 @@ def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
   # canaries take records away, by coins
   config = dataclasses.replace(subject.config, audit=AuditConfig())
   run = build.assemble(config, (train, train), subject.run_keys(config))
-  stated = run.promise
+  stated = run.guarantee
   return {
     "plan": repr(run.plan),
     "events": repr(stated.remaining_event(0)),
     "statement": stated.statement(config.num_steps),
-    "number of records in the promise": repr(stated.num_records),
+    "number of records in the guarantee": repr(stated.num_records),
     "noise that the optimizer knows": repr(run.noise),
     "result.json": repr(facts.planned(config, run)),
   }
@@ -49,7 +49,7 @@ def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
 def size_of_data(subject: Subject) -> Row:
   """Builds the run on one record less and one more, and compares the results.
 
-  Plan, promise and results must be equal: anyone who sees the scale of the noise would else count
+  Plan, guarantee and results must be equal: anyone who sees the scale of the noise would else count
   the records, and with them see whether one of them is there (arXiv 2605.15648).
   """
   if subject.config is None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayTree, LossFn
@@ -63,7 +63,7 @@ class Subject(NamedTuple):
   gradient_of: Callable[[LossFn], Callable[..., Any]] | None = None
   # noise key -> the run's whole step; None: only its parts are known
   algorithm: Callable[[jax.Array], Algorithm] | None = None
-  promise: Promise | None = None  # what the run states at its end
+  guarantee: Guarantee | None = None  # what the run states at its end
   optimizer: Any = None  # the Optax transformation that the whole step gives its updates to
 
   @property

@@ -1,6 +1,6 @@
 """Checks of a user's own run before it is trusted: `python -m launch.check`.
 
-The promise of a run rests on facts about code: nobody moves the sum by more than the
+The guarantee of a run rests on facts about code: nobody moves the sum by more than the
 sensitivity, the noise is as large as accounted, batches are drawn as accounted. Each is
 measured on the run's own model, gradient, transform, sampler and keys, against a bound.
 A pass is evidence, not a proof; a failure is a bug that voids the epsilon.
@@ -20,7 +20,7 @@ from dpjax.experiments.checks import (
   before_steps,
   charges,
   influence,
-  noise_laws,
+  noise_distributions,
   size_of_data,
   whole_step,
 )
@@ -80,7 +80,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     gradient_of=clipped_grad,
     # The batches of a check contain the keys of their examples.
     algorithm=lambda key: run.with_keys(key, None if run.keyed else run.random.local),
-    promise=run.promise,
+    guarantee=run.guarantee,
     optimizer=run.optimizer,
   )
 
@@ -92,7 +92,15 @@ def _run_keys(config: TrainConfig, digest: bytes) -> RunKeys:
 def checks(checked: Subject) -> Iterator[Row]:
   """Yields every check in order. A check that raises an error fails."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
-  modules = (influence, whole_step, noise_laws, *fitted, batches, charges, size_of_data)
+  modules = (
+    influence,
+    whole_step,
+    noise_distributions,
+    *fitted,
+    batches,
+    charges,
+    size_of_data,
+  )
   for module in modules:
     for check in module.CHECKS:
       try:

@@ -27,13 +27,13 @@ class Choice:
   Args:
     table: name -> frozen dataclass, whose fields all have defaults. It is read when it is
       asked, so a row that is added later is known.
-    own: an import path is taken, too, and kept as it is.
+    user_defined: an import path is taken, too, and kept as it is.
     base: an import path of a frozen dataclass that derives from it is taken, too, and stands
       for its value, whose fields are set as those of the table's values are.
   """
 
   table: Mapping[str, type]
-  own: bool = False
+  user_defined: bool = False
   base: type | None = None
 
   def __post_init__(self):
@@ -80,7 +80,7 @@ class Choice:
     users = self._is_users(type(value))
     return f"{type(value).__module__}:{type(value).__qualname__}" if users else value
 
-  def told(self, value: Any) -> Any:
+  def described(self, value: Any) -> Any:
     """Returns the name with all values that differ from the defaults:
     "automatic(gamma=0.1)"."""
     if not self.holds(value):
@@ -132,14 +132,14 @@ class Setting:
 
 
 # Module -> classes that `settings` made for it, in order.
-_MADE: dict[str, list[type[Setting]]] = {}
+_KINDS: dict[str, list[type[Setting]]] = {}
 
 
 def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
   module, number = place
-  # Importing the module fills `_MADE` again, in the same order, in every process.
+  # Importing the module fills `_KINDS` again, in the same order, in every process.
   importlib.import_module(module)
-  return _MADE[module][number](**values)
+  return _KINDS[module][number](**values)
 
 
 def settings(
@@ -150,8 +150,8 @@ def settings(
   Args:
     documented: object whose docstring describes the choice, unless the function's own does.
 
-  >>> made = settings(round, ndigits=2)
-  >>> made(), made(ndigits=1).make(3.14159)
+  >>> kind = settings(round, ndigits=2)
+  >>> kind(), kind(ndigits=1).make(3.14159)
   (round(ndigits=2), 3.1)
   """
   # Only None needs the function's annotations: every other default shows its type.
@@ -162,7 +162,7 @@ def settings(
   ]
   # The caller's module, which another process must import to make the class again.
   module = sys._getframe(1).f_globals["__name__"]
-  module_kinds = _MADE.setdefault(module, [])
+  module_kinds = _KINDS.setdefault(module, [])
   kind = dataclasses.make_dataclass(
     function.__name__,
     kinds,
@@ -200,7 +200,7 @@ def annotation_of(config: Any, path: str) -> Any:
   """Returns the annotation of a dotted field of a config, with everything attached.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
-  >>> choice_of(annotation_of(TrainConfig(), "optimizer.rule")).own
+  >>> choice_of(annotation_of(TrainConfig(), "optimizer.rule")).user_defined
   True
   """
   *sections, name = path.split(".")
@@ -238,8 +238,8 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
   """Yields every leaf, in order; after a choice come the leaves of its value.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
-  >>> found = leaves(PrivacyConfig(clipping="automatic"))
-  >>> [leaf[2:] for leaf in found if leaf.path.startswith("clipping")]
+  >>> all_leaves = leaves(PrivacyConfig(clipping="automatic"))
+  >>> [leaf[2:] for leaf in all_leaves if leaf.path.startswith("clipping")]
   [('automatic', 'flat'), (0.01, 0.01)]
   """
   default = default if prefix else type(config)()

@@ -69,12 +69,12 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
     value = config.get(head)
     choice = None
   else:
-    _check_room(config, path, name)
+    _check_section(config, path, name)
     _check_field(config, head, name)
     value = getattr(config, head)
     choice = choice_at(type(config), head)
   if choice is not None and not tail:
-    return choice.told(value)
+    return choice.described(value)
   if choice is not None and tail in choice.owners():
     return getattr(value, tail, None)
   return get(value, tail, name=f"{name}.{head}") if tail else value
@@ -146,8 +146,8 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
     UserError: `kind` has no such field, or a value has another type.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
-  >>> made = PrivacyConfig(clipping="automatic", noise_levels=[2.0, 0.5])
-  >>> from_dict(PrivacyConfig, to_dict(made)) == made
+  >>> config = PrivacyConfig(clipping="automatic", noise_levels=[2.0, 0.5])
+  >>> from_dict(PrivacyConfig, to_dict(config)) == config
   True
   """
   if not isinstance(held, dict):
@@ -251,7 +251,7 @@ def _check_choice(value: Any, choice: Choice, name: str) -> Any:
 
 def _chosen(value: Any, choice: Choice, name: str) -> Any:
   """Returns the chosen value, or the one for a name, or for a dict with a name."""
-  if choice.own and isinstance(value, str) and names.is_path(value):
+  if choice.user_defined and isinstance(value, str) and names.is_path(value):
     return value
   value_or_name = {"name": value} if isinstance(value, str) else value
   if not isinstance(value_or_name, dict):
@@ -274,12 +274,12 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
 
 def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
   hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
-  takes_path = choice.own or choice.base is not None
+  takes_path = choice.user_defined or choice.base is not None
   known = ", ".join((*choice.table, names.FORM) if takes_path else choice.table)
   return UserError(f"must be one of {known}{hint}", field=name, value=value)
 
 
-def _check_room(config: Any, path: str, name: str) -> None:
+def _check_section(config: Any, path: str, name: str) -> None:
   if not dataclasses.is_dataclass(config) or isinstance(config, type):
     raise UserError(f"{name} holds {config!r}, which has no fields", field=f"{name}.{path}")
 
@@ -339,7 +339,7 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
     raise UserError("no such field; must not end in a dot", field=f"{name}.{path}")
   if isinstance(config, dict):
     return _update_dict(config, path, change, name, hint)
-  _check_room(config, path, name)
+  _check_section(config, path, name)
   hints = hints_of(type(config))
   _check_field(config, head, name, choice_of(hint))
   at = f"{name}.{head}"

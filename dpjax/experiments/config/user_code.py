@@ -19,7 +19,7 @@ required results, and the guarantee that remains.
 [1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`; [3] with
 rngs= for nnx, key= for Equinox, and input_shape= where it takes that (`dpjax.models.libraries`).
 
-What a promise rests on stays dpjax's own: one example at a time reaches a loss; an optimizer
+What a guarantee rests on stays dpjax's own: one example at a time reaches a loss; an optimizer
 sees nothing but the noisy mean; a client's message is clipped whatever it holds. The event of
 a sampler that is none of dpjax's is its author's claim, and `epsilon_kind` says "claimed";
 without an event there is no epsilon. An aggregator, or a whole federated algorithm, of one's

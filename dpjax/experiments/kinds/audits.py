@@ -16,7 +16,7 @@ from dpjax.auditing import Scores
 from dpjax.data import Dataset, needs_classes
 from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import writers
-from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
@@ -76,18 +76,18 @@ class AuditClaim:
     return cls(str(relation), plan.delta, plan.event, epsilon, plan.trade_off)
 
   @classmethod
-  def of_promise(cls, promise: Promise, num_steps: int) -> AuditClaim:
+  def of_promise(cls, guarantee: Guarantee, num_steps: int) -> AuditClaim:
     """Returns a guarantee that is proved outside a plan: clients' own noise, or their
     shares."""
-    event = promise.remaining_event(0)
+    event = guarantee.remaining_event(0)
     pairs = functools.partial(
       accounting.all_pairs,
       event,
-      neighboring_relation=promise.relation,
-      accountant=promise.accountant,
+      neighboring_relation=guarantee.relation,
+      accountant=guarantee.accountant,
     )
-    epsilon = functools.partial(promise.curve, num_steps)
-    return cls(promise.relation, promise.delta or 0.0, lambda: event, epsilon, pairs)
+    epsilon = functools.partial(guarantee.curve, num_steps)
+    return cls(guarantee.relation, guarantee.delta or 0.0, lambda: event, epsilon, pairs)
 
   def pairs(self, epsilon: float | None) -> accounting.TradeOff | None:
     """Returns all claimed pairs, if `epsilon` of the actual steps is the planned one."""

@@ -45,10 +45,10 @@ def of_training(config: TrainConfig) -> Unused:
   """
   privacy = config.privacy
   private = privacy.method != "sgd"
-  promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
-  promise += ("accountant", "epsilon_budget", "attacker")
-  promise += ("clipping", "clip_schedule", "noise_levels")
-  named = [f"privacy.{name}" for name in promise]
+  guarantee = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
+  guarantee += ("accountant", "epsilon_budget", "attacker")
+  guarantee += ("clipping", "clip_schedule", "noise_levels")
+  named = [f"privacy.{name}" for name in guarantee]
   reported = private or config.audit.enabled
   # Private statistics normalise the inputs instead of the model's own groups.
   grouped = normalization.per_example(config)

@@ -210,7 +210,7 @@ class Checkpoints:
       state=ocp.args.StandardSave(_tree(_filled(arrays))), meta=ocp.args.JsonSave(held)
     )
     new = self.directory / _NEW
-    with writers.told_in_one_line(f"checkpoint={self.directory / str(step)}"):
+    with writers.reported_in_one_line(f"checkpoint={self.directory / str(step)}"):
       # Left by an interrupted save. It has no number, so no step is lost.
       shutil.rmtree(new, ignore_errors=True)
       writers.secret_folder(new)

@@ -26,8 +26,8 @@ from dpjax.columns import Columns
 from dpjax.data import Dataset, Federation, Rows
 from dpjax.experiments.run import (
   checkpoint,
+  guarantee,
   loop,
-  promise,
   provenance,
   run_keys,
   saved,
@@ -87,7 +87,7 @@ class Rehearsal(NamedTuple):
 
 def promised(phase: Phase) -> dict[str, Any]:
   """Returns the privacy part of the result.json that a run of this phase will write."""
-  stated = phase.promise or promise.NONE
+  stated = phase.guarantee or guarantee.NONE
   return stated.facts(Ledger(), stated.curve(phase.num_steps))
 
 
@@ -95,7 +95,7 @@ class _Enough(Exception):
   """Raised when a phase has been timed, to end the run."""
 
 
-def told(
+def report(
   kind: RunKind,
   config: Any,
   workdir: pathlib.Path | str,
@@ -147,13 +147,13 @@ def told(
     size = rehearsal.timing.num_parameters
     ends = {"time": _minutes(rehearsal), "memory": memory()}
     facts = rehearsal.facts()
-  if phase.promise is not None:
-    phase.promise.warn()
+  if phase.guarantee is not None:
+    phase.guarantee.warn()
   by = facts["accountant"]
   lines |= {
     **{name: _shown(name, value) for name, value in phase.planned().items()},
     "num_parameters": f"{size:,}",
-    "privacy": promise.told(facts) + (f", by {by}" if by else ""),
+    "privacy": guarantee.summary(facts) + (f", by {by}" if by else ""),
     phase.name: f"{phase.num_steps} {phase.steps_are}",
     **ends,
     "workdir": f"{workdir}: {state}",
@@ -225,30 +225,35 @@ def _blank(
   held = train.dataset if isinstance(train, Federation) else train
   seconds = 0.0
   shape = held.x.shape[1:]
+  dtype = held.x.dtype
   if models.needs_features(model.name):
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     # The first iteration compiles.
     for _ in range(2):
       began = time.monotonic()
-      shape = kind.featured(model, rows).x.shape[1:]
+      features = kind.featured(model, rows).x
       seconds = (time.monotonic() - began) / len(rows) * (len(held) + len(test))
-  zeros: Any = blank(held, shape)
+    shape = features.shape[1:]
+    # Texts are integers, and their features are not.
+    dtype = features.dtype
+  zeros: Any = blank(held, shape, dtype)
   if isinstance(train, Federation):
     # Clients of equal size: their true sizes are private.
     rows = np.array_split(np.arange(len(train)), train.num_clients)
     zeros = Federation(zeros, rows, nominal_users=train.nominal_users)
-  return (zeros, blank(test, shape)), seconds
+  return (zeros, blank(test, shape, dtype)), seconds
 
 
-def blank(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
-  """Returns as many examples of that shape, all zero and of class 0."""
+def blank(dataset: Dataset, shape: tuple[int, ...], dtype: Any = None) -> Dataset:
+  """Returns as many examples of that shape and type, all zero and of class 0."""
+  dtype = dataset.x.dtype if dtype is None else dtype
   y = np.zeros_like(dataset.y)
   if dataset.in_columns:
     x = Columns(jax.tree.map(np.zeros_like, dataset.x.tree), "x")
   elif dataset.in_memory:
-    x = np.zeros((len(dataset), *shape), dataset.x.dtype)
+    x = np.zeros((len(dataset), *shape), dtype)
   else:
-    x = Rows(_Zeros(len(dataset), shape, dataset.x.dtype), shape, dataset.x.dtype)
+    x = Rows(_Zeros(len(dataset), shape, dtype), shape, dtype)
   return dataclasses.replace(dataset, x=x, y=y)
 
 

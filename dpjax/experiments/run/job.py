@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from dpjax import _moved, trees, validate
 from dpjax import parallel as processes
-from dpjax import trees, validate
 from dpjax.accounting import Ledger
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run import writers
-from dpjax.experiments.run.promise import NONE, Promise
+from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
@@ -50,7 +50,9 @@ class Phase(NamedTuple):
   evaluate: Callable[[Any], Scores] | None
   # (folder, the last state): writes files beside params.npz
   write: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
-  promise: Promise | None = None  # the event of each step; None: it is accounted elsewhere
+  guarantee: Guarantee | None = (
+    None  # the event of each step; None: it is accounted elsewhere
+  )
   row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
   observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}  # more of a row
   enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early
@@ -69,6 +71,22 @@ class Phase(NamedTuple):
   planned: Callable[[], Result] = dict
   # The other parts: (state, the guarantee's facts, rows of metrics).
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
+
+  @property
+  def promise(self) -> Guarantee | None:
+    """The old name of `guarantee`, for one release."""
+    return self.guarantee
+
+  @property
+  def phase(self) -> str:
+    """The old name of `subfolder`, for one release."""
+    return self.subfolder
+
+
+# Wrapped here: a named tuple writes its constructor itself.
+Phase.__new__ = _moved.rename_keywords(promise="guarantee", phase="subfolder")(
+  Phase.__new__
+)
 
 
 class RunOutcome(NamedTuple):
@@ -127,9 +145,9 @@ def single(phase: Phase) -> Schedule:
     raise UserError(
       f"must return {', '.join(missing)}, too; got {planned!r}", field="Phase.planned"
     )
-  if phase.promise is not None:
+  if phase.guarantee is not None:
     # Here, so that a run that may not begin claims no folder.
-    phase.promise.check_budget(Ledger())
+    phase.guarantee.check_budget(Ledger())
 
   def drawn(folder: pathlib.Path) -> None:
     # Imported here: a run that has not ended draws nothing.
@@ -156,22 +174,22 @@ def _write_curve(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> N
 
   The file says nothing but rates. So a claim, or a bound on a deployment, could not say so in it.
   """
-  promise = phase.promise or NONE
-  if promise.kind != "proved":
+  guarantee = phase.guarantee or NONE
+  if guarantee.kind != "proved":
     return
   # Imported here: only the end of a run with a proof writes it.
   from dpjax.accounting import pairs_of, trade_off_files
 
-  profile = promise.profile(trained.ledger, trained.final_epsilon)
-  if profile is not None and promise.delta:
-    pairs = pairs_of(profile, promise.delta)
+  profile = guarantee.profile(trained.ledger, trained.final_epsilon)
+  if profile is not None and guarantee.delta:
+    pairs = pairs_of(profile, guarantee.delta)
     trade_off_files.write_curve(pairs, folder / trade_off_files.CURVE)
 
 
 def _result(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> Result:
-  promise = phase.promise or NONE
-  facts = promise.facts(trained.ledger, trained.final_epsilon)
-  facts["privacy_statement"] = promise.statement(trained.step)
+  guarantee = phase.guarantee or NONE
+  facts = guarantee.facts(trained.ledger, trained.final_epsilon)
+  facts["privacy_statement"] = guarantee.statement(trained.step)
   return {
     **facts,
     "test_accuracy": None,
@@ -232,9 +250,11 @@ def checked_phase(phase: Phase) -> Phase:
     phase, "init", "step", "draws", "released", "row_at", "observe", "enough", "planned",
     "describe", "write", *(() if phase.evaluate is None else ("evaluate",))
   )  # fmt: skip
-  if not isinstance(phase.promise, Promise | None):
+  if not isinstance(phase.guarantee, Guarantee | None):
     _refuse(
-      "Phase.promise", "be a dpjax.experiments.run.promise.Promise, or None", phase.promise
+      "Phase.guarantee",
+      "be a dpjax.experiments.run.guarantee.Guarantee, or None",
+      phase.guarantee,
     )
   return phase
 

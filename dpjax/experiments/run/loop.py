@@ -40,6 +40,7 @@ from dpjax.experiments.run import (
 )
 from dpjax.experiments.run import job as job_lib
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.job import Job as Job
 from dpjax.experiments.run.job import Phase as Phase
 from dpjax.experiments.run.job import Result, Scores
@@ -48,7 +49,6 @@ from dpjax.experiments.run.job import Schedule as Schedule
 from dpjax.experiments.run.job import TrainPhase as TrainPhase
 from dpjax.experiments.run.job import every as every
 from dpjax.experiments.run.job import single as single
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim
@@ -88,7 +88,7 @@ def job_of(config: Config, data: object = None) -> Job:
   """
   package, _, _ = type(config).__module__.rpartition(".")
   try:
-    made_by = importlib.import_module(f"{package}.build" if package else "build")
+    build_module = importlib.import_module(f"{package}.build" if package else "build")
   except ModuleNotFoundError as error:
     # If build.py itself fails to import something, its own error is the right one.
     if error.name != f"{package}.build".lstrip("."):
@@ -100,7 +100,7 @@ def job_of(config: Config, data: object = None) -> Job:
       value=Verbatim(type(config).__name__),
     ) from None
   arguments = () if data is None else (data,)
-  return job_lib.checked(made_by.build(config, *arguments))
+  return job_lib.checked(build_module.build(config, *arguments))
 
 
 def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -> Result:
@@ -157,15 +157,15 @@ def run(
     # Release keys are drawn only once for a folder, so it is not emptied.
     fresh = not (begun or job.release or jax.process_count() > 1)
     owner.claim(folder, job.config)
-    held.enter_context(owner.given_back(folder, fresh=fresh))
+    held.enter_context(owner.released_if_refused(folder, fresh=fresh))
     kept = random if job.release else None
-    secrets = run_keys.to_meta(data, kept, _own_code(job), run_id, code)
+    secrets = run_keys.to_meta(data, kept, _user_code(job), run_id, code)
     # Keys are on disk before any computation uses them: a run killed later repeats its
     # noise.
     owner.remember(folder, secrets, before=meta)
 
   with contextlib.ExitStack() as held:
-    held.enter_context(writers.room_on_disk(folder, lambda: checkpoint.newest(folder)))
+    held.enter_context(writers.space_on_disk(folder, lambda: checkpoint.newest(folder)))
     processes.on_first(lambda: taken(held))
     # Name of the noise key in the ledger: it does not depend on the data.
     name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(_digest(job))
@@ -237,14 +237,14 @@ def _check_same(
   """Raises UserError unless data and code are those of the run in the folder."""
   run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
   code = run_keys.code_of(job.config)
-  run_keys.check_code(meta, _own_code(job), code, workdir=folder, done=done)
+  run_keys.check_code(meta, _user_code(job), code, workdir=folder, done=done)
 
 
 def _digest(job: Job) -> bytes:
   return run_keys.digest_of(job.config, job.digest)
 
 
-def _own_code(job: Job) -> dict[str, dict[str, str]]:
+def _user_code(job: Job) -> dict[str, dict[str, str]]:
   return names.sources(fields.to_dict(job.config))
 
 
@@ -272,7 +272,7 @@ def _carried_out(
       "wall_seconds": None if job.release else round(trainer.seconds(), 3),
       "versions": provenance.versions(),
       "digest_version": config_names.VERSION,
-      "user_code": _own_code(job),
+      "user_code": _user_code(job),
       run_keys.CODE: code.to_json(),
     }
     # The parameters first: where a result exists, its model exists beside it.
@@ -410,12 +410,12 @@ class Running:
     else:
       self._resume()
     self.final_epsilon = float("inf")
-    promise = phase.promise
-    if promise is not None:
-      promise.check_budget(self.ledger)
+    guarantee = phase.guarantee
+    if guarantee is not None:
+      guarantee.check_budget(self.ledger)
       # Computed now, so that a run that cannot be accounted is refused at the start.
-      self.final_epsilon = processes.on_first(lambda: promise.curve(phase.num_steps))
-      processes.on_first(promise.warn)
+      self.final_epsilon = processes.on_first(lambda: guarantee.curve(phase.num_steps))
+      processes.on_first(guarantee.warn)
     if phase.evaluate is not None and processes.is_first():
       self.metrics = writers.MetricsWriter(
         trainer.folder,
@@ -456,14 +456,14 @@ class Running:
         field="checkpoint",
         value=self.step,
       ) from error
-    if self.phase.promise is not None:
-      self._check_ledger(self.phase.promise)
+    if self.phase.guarantee is not None:
+      self._check_ledger(self.phase.guarantee)
     self.trainer.on_save(self.step)
 
-  def _check_ledger(self, promise: Promise) -> None:
+  def _check_ledger(self, guarantee: Guarantee) -> None:
     """Raises UserError unless the ledger holds the cost of this run's steps so far, by its
     guarantee."""
-    wanted = self._charges(promise)
+    wanted = self._charges(guarantee)
     if not _alike(self.ledger.to_json(), wanted.to_json()):
       raise UserError(
         f"its ledger holds {self.ledger.num_steps} steps that are not those of "
@@ -472,22 +472,22 @@ class Running:
         value=self.step,
       )
 
-  def _charges(self, promise: Promise) -> Ledger:
+  def _charges(self, guarantee: Guarantee) -> Ledger:
     """Returns the ledger of the steps so far. Equal steps are recorded together, at the
     same cost."""
     ledger = Ledger()
     start = 0
     while start < self.step:
-      event = promise.step_event(start)
+      event = guarantee.step_event(start)
       end = start + 1
       # Equal steps in a row form one entry, as they did when the run made them.
-      while end < self.step and promise.step_event(end) == event:
+      while end < self.step and guarantee.step_event(end) == event:
         end += 1
       ledger = ledger.charge(
         event,
         num_steps=end - start,
-        l2_clip_norm=promise.l2_bound,
-        neighboring_relation=promise.relation,
+        l2_clip_norm=guarantee.l2_bound,
+        neighboring_relation=guarantee.relation,
         noise_key_id=self.trainer.key_name,
         first_step=start,
       )
@@ -509,12 +509,12 @@ class Running:
 
   def charge(self) -> None:
     """Records one more step, also for an empty batch: its noise was released."""
-    promise = self.phase.promise
-    if promise is not None:
+    guarantee = self.phase.guarantee
+    if guarantee is not None:
       self.ledger = self.ledger.charge(
-        promise.step_event(self.step),
-        l2_clip_norm=promise.l2_bound,
-        neighboring_relation=promise.relation,
+        guarantee.step_event(self.step),
+        l2_clip_norm=guarantee.l2_bound,
+        neighboring_relation=guarantee.relation,
         noise_key_id=self.trainer.key_name,
         first_step=self.step,
       )
@@ -525,10 +525,12 @@ class Running:
     as accounting for a whole run."""
     phase = self.phase
     row = job_lib.scored(phase, self.state)
-    if phase.promise is None or phase.promise.kind == "none":
+    if phase.guarantee is None or phase.guarantee.kind == "none":
       return row
     last = self.step == phase.num_steps
-    return row | {"epsilon": self.final_epsilon if last else phase.promise.curve(self.step)}
+    return row | {
+      "epsilon": self.final_epsilon if last else phase.guarantee.curve(self.step)
+    }
 
   def record(self, row_number: int, info: object) -> Scores:
     """Writes a row, and returns the values for the progress bar."""

@@ -101,12 +101,13 @@ def of(
   is_table = tables.is_table(config.name)
   return ModelInputs(
     shape=tuple(map(int, shape)),
-    dtype=str(dataset.x.dtype),
+    # Features of texts are numbers, and their inputs are not.
+    dtype=str(dataset.x.dtype) if dataset.vocab_size is None else "int32",
     num_classes=dataset.num_classes,
     vocab_size=dataset.vocab_size,
     target=dataset.target,
     labels=_labels(dataset, declared, is_table),
-    unit_range=is_table or scaled,
+    unit_range=(is_table and dataset.vocab_size is None) or scaled,
     declaration=declared if is_table else None,
   )
 
@@ -114,7 +115,7 @@ def of(
 def _declaration(config: Any) -> Mapping[str, Any] | None:
   """Returns the content of the declaration of a table or a folder of images."""
   name = config.name
-  path = registry.own_path(name, config.data_dir)
+  path = registry.user_path(name, config.data_dir)
   held = registry.declared_at(config.declaration, config.data_dir)
   if tables.is_table(name):
     return tables.declared_content(path, held)

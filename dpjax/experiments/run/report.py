@@ -17,7 +17,7 @@ import jax
 from dpjax import accounting, pictures
 from dpjax.accounting import upper
 from dpjax.accounting.overflow import OVERFLOW_SHARE
-from dpjax.experiments.run import promise, writers
+from dpjax.experiments.run import guarantee, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 
@@ -172,7 +172,7 @@ def _draw_epsilon(
   # Titles begin at the axes, behind the half inch of their names and ticks.
   characters = int((min(look.width, 3.45) - 0.6) / pictures.letter(look.font_size))
   lines = [f"epsilon {upper(values[-1])}", meaning(result)]
-  lines.append(promise.attackers_told(result).removeprefix(", "))
+  lines.append(guarantee.attackers_bound(result).removeprefix(", "))
   title = "\n".join(textwrap.fill(line, characters) for line in lines if line)
   pictures.dress(axes, look=look, title=title, xlabel=xlabel, ylabel="epsilon spent so far")
   axes.set_ylim(bottom=0)

@@ -37,7 +37,7 @@ from dpjax.validate import UserError
 # keys of a run's memory
 _DATA = "data_sha256"
 _RELEASE_KEYS = "release_streams"
-_OWN = "user_code"
+_USER_CODE = "user_code"
 _RUN = "run_id"
 CODE = "code"
 _INPUTS = "code_inputs"
@@ -195,7 +195,9 @@ def to_meta(
     data: the digest of its data. released: keys that nothing but this can give back.
     user_code: the user's code, `names.sources`. run: `run_id`. code: all of it, `names.code`.
   """
-  meta: dict[str, Any] = {_DATA: data.hex()} | ({_OWN: user_code} if user_code else {})
+  meta: dict[str, Any] = {_DATA: data.hex()} | (
+    {_USER_CODE: user_code} if user_code else {}
+  )
   meta |= {CODE: code.to_json()} if code is not None else {}
   meta |= {_INPUTS: {**code.inputs}} if code is not None and code.inputs else {}
   meta |= {_RUN: run} if run else {}
@@ -293,7 +295,7 @@ def check_code(
   """
   if meta is None:
     return
-  before = meta.get(_OWN) or {}
+  before = meta.get(_USER_CODE) or {}
   changed = [
     field for field in {**before, **user_code} if before.get(field) != user_code.get(field)
   ]

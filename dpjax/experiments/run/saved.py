@@ -151,16 +151,18 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
     data_name, train: the run's own.
 
   Raises:
-    UserError: nothing says which (of a .safetensors file, which is bound to no result, the
-      statement says so instead), or the run's own data are among them: by their name, the file
+    UserError: nothing says which (of safetensors, Flax or Orbax, which are bound to no result,
+      the statement says so instead), or the run's own data are among them: by their name, the file
       that they lie in, or what the earlier run remembers of its data.
   """
   if path is None:
     return []
+  from dpjax import weight_folders  # most runs begin from random numbers
+
   path = names.weights_file(path)
   label = f"pretrained={path!r}"
-  # A result beside safetensors may belong to another file.
-  unbound = path.endswith(".safetensors")
+  # A result beside weights of another form may belong to another file.
+  unbound = path.endswith(".safetensors") or weight_folders.is_checkpoint(path)
   result = (
     _beside(path) if unbound else result_of(path, _nested(read(path, "pretrained"), label))
   )
@@ -210,7 +212,7 @@ def assumed(path: str | None, known: list[str]) -> str:
   data; "" for none.
 
   That none of this run's records is among those data cannot be checked: names may differ, and
-  so may their order, number and preprocessing. So the promise is a claim, not a proof.
+  so may their order, number and preprocessing. So the guarantee is a claim, not a proof.
 
   >>> assumed("a/params.npz", ["random_process"]), assumed(None, [])
   ('', '')

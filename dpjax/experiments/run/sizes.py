@@ -25,7 +25,7 @@ def usual_relation(kind: type[Sampler] | None) -> str:
   return kind.proof.relations[0]
 
 
-def told(real: int, declared: int | None, *, relation: str) -> int | None:
+def stated(real: int, declared: int | None, *, relation: str) -> int | None:
   """Returns the number of records that a guarantee may name; None where only the secret is known.
 
   For mechanisms that use no number of records: nothing need be declared for them.
@@ -34,7 +34,7 @@ def told(real: int, declared: int | None, *, relation: str) -> int | None:
     real: true number of records. declared: a constant; None: none was declared.
     relation: neighboring relation of the guarantee.
 
-  >>> told(99, None, relation="add_or_remove_one"), told(99, None, relation="replace_one")
+  >>> stated(99, None, relation="add_or_remove_one"), stated(99, None, relation="replace_one")
   (None, 99)
   """
   return declared if relation == ADD_OR_REMOVE_ONE else real
@@ -54,7 +54,7 @@ def public(
   Args:
     real: true number of records: secret under add_or_remove_one, public under the others.
     declared: a constant that somebody declared; None: none was declared.
-    relation: neighboring relation of the promise.
+    relation: neighboring relation of the guarantee.
     promised: whether anything is promised at all. If not, the true number serves as well.
     field: field of the config that declares it. other: field=value that makes the number public.
 

@@ -49,8 +49,8 @@ def settled(
   >>> from dpjax.experiments.kinds import unused
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
   >>> plain = TrainConfig(privacy=PrivacyConfig(method="sgd", l2_clip_norm=0.1))
-  >>> found = settled(plain, ["privacy.method"], unused.of_training, lambda path: True)
-  >>> found[0] == TrainConfig(privacy=PrivacyConfig(method="sgd")), found[1]
+  >>> result = settled(plain, ["privacy.method"], unused.of_training, lambda path: True)
+  >>> result[0] == TrainConfig(privacy=PrivacyConfig(method="sgd")), result[1]
   (True, ['privacy.l2_clip_norm'])
   """
   asked = dict.fromkeys(explicit, "")
@@ -110,7 +110,7 @@ def _at_default(config: Any, paths: Iterable[str]) -> Any:
       others = {name: value for name, value in options.items() if name != key}
       config = fields.replace(config, parent, others)
       continue
-    empty = _empty_room(config, path)
+    empty = _empty_section(config, path)
     leaf = next((leaf for leaf in fields.leaves(config) if leaf.path == path), None)
     if empty is not None:
       config = fields.replace(config, empty, None)
@@ -120,7 +120,7 @@ def _at_default(config: Any, paths: Iterable[str]) -> Any:
   return config
 
 
-def _empty_room(config: Any, path: str) -> str | None:
+def _empty_section(config: Any, path: str) -> str | None:
   """Returns the part of a dotted name that is None by default in this class, if there is
   one."""
   names = path.split(".")
@@ -132,7 +132,7 @@ def _empty_room(config: Any, path: str) -> str | None:
   return None
 
 
-def told(
+def summary(
   before: Any,
   steps: Sequence[tuple[str, Any]],
   dropped: Iterable[str],
@@ -220,7 +220,7 @@ def of_command_line(
     paths_set = {*set_paths(before)}
     was_read = lambda path: path in paths_set and reason(path, table) is None
     config, dropped = settled(config, [path for path, _ in steps], unread, was_read)
-    line = told(before, steps, dropped, unread)
+    line = summary(before, steps, dropped, unread)
   _check(before, config, [path for path, _ in steps], kind, dropped=bool(line))
   return config, line
 

@@ -92,7 +92,7 @@ def claim(workdir: pathlib.Path, config: Config) -> None:
 
 
 @contextmanager
-def given_back(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
+def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
   """Empties a claimed folder if the run is refused before its first step.
 
   The setting that is mended makes another config, which the folder would otherwise refuse.

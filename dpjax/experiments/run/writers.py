@@ -129,7 +129,7 @@ def refusal(error: BaseException | None) -> int | None:
 
 
 @contextmanager
-def told_in_one_line(what: str) -> Iterator[None]:
+def reported_in_one_line(what: str) -> Iterator[None]:
   """Makes the block end in one line where the file system refuses a write.
 
   Libraries that write raise errors of many types, most of many lines.
@@ -154,7 +154,7 @@ def told_in_one_line(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def room_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iterator[None]:
+def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iterator[None]:
   """Makes the block end in one line where the disk is full, or refuses a write.
 
   Args:

@@ -103,7 +103,7 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
     workdir,
     job=job,
     write=table.write,
-    tell=table.told,
+    tell=table.summary,
     unreleased=cost.NOT_RELEASED,
   )
 

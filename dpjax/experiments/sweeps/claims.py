@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpjax.accounting import lower, upper
-from dpjax.experiments.run import promise, report, writers
+from dpjax.experiments.run import guarantee, report, writers
 from dpjax.markdown import table
 
 Row = dict[str, Any]
@@ -53,7 +53,7 @@ def _row(key: tuple, group: list[Row]) -> Row:
     "test_accuracy": statistics.mean(accuracies),
     "accuracy_range": f"{min(accuracies):.3f}-{max(accuracies):.3f}",
     "seeds": len(group),
-    "failed_assumptions": promise.named(first["failed_assumptions"]),
+    "failed_assumptions": guarantee.named(first["failed_assumptions"]),
   }
 
 

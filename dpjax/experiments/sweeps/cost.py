@@ -9,7 +9,7 @@ from typing import Any
 from dpjax.accounting import upper
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated.config import NATURAL
-from dpjax.experiments.run import promise, writers
+from dpjax.experiments.run import guarantee, writers
 
 Row = dict[str, Any]
 NOT_RELEASED = (
@@ -110,7 +110,7 @@ def _bound(total: dict[str, Any], num_data_sets: int) -> str:
     )
   epsilon = upper(total["epsilon"])
   delta = upper(total["delta"])
-  failed = promise.named(total["failed_assumptions"])
+  failed = guarantee.named(total["failed_assumptions"])
   claim = f"; nothing is proved; fails or is assumed: {failed}" if failed else ""
   overlap = (
     f" They are on {num_data_sets} data sets, which may overlap: that is the bound for "

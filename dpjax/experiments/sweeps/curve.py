@@ -31,7 +31,7 @@ def sweep_report(
   """Writes `out_dir`/curve.csv and curve.png: y over x, the mean over seeds.
 
   The bars span the smallest and the largest of the seeds (no claim about other seeds);
-  a single seed is a point without a bar. Runs that promise no epsilon are drawn as a
+  a single seed is a point without a bar. Runs that guarantee no epsilon are drawn as a
   horizontal line, never at the epsilon that their config happens to hold. A run whose y is
   not finite (it diverged) is counted, in the column `not_finite`, and is in no mean.
 

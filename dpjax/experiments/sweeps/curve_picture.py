@@ -232,7 +232,7 @@ def _points(line: Line, axis: Axis) -> list[Row]:
 
 
 def _levels(line: Line, axis: Axis) -> list[float]:
-  """Returns the heights of a line's runs that promise no epsilon."""
+  """Returns the heights of a line's runs that guarantee no epsilon."""
   mean = f"{axis.y}_mean"
   flat = [g for g in line.groups if g[axis.x] is None and math.isfinite(g[mean])]
   return [axis.height(group[mean]) for group in flat]
@@ -318,7 +318,7 @@ def _dress(
 
 
 def _meaning(groups: Sequence[Row], relations: list[str], *, many: bool) -> str:
-  """Returns what the epsilons mean that the groups promise; "" where there are none."""
+  """Returns what the epsilons mean that the groups guarantee; "" where there are none."""
   private = [group for group in groups if group.get("epsilon_kind") not in (None, "none")]
   if not private:
     return ""

@@ -22,7 +22,7 @@ from dpjax import validate
 from dpjax.accounting import by_name
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config.unread import Unused, reason
-from dpjax.experiments.run import checkpoint, promise, provenance, switches, writers
+from dpjax.experiments.run import checkpoint, guarantee, provenance, switches, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import cost, curve, side_by_side
 from dpjax.parallel import allocator
@@ -156,13 +156,13 @@ def expand(
     configs = resettled(base, changed, unread)
   points = []
   for run, (config, dropped) in zip(runs, configs):
-    made_point = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
+    changed_point = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
     # An error names its run, since a grid has many.
     try:
-      check(made_point.config)
+      check(changed_point.config)
     except UserError as error:
-      raise error.at(made_point.name) from error
-    points.append(made_point)
+      raise error.at(changed_point.name) from error
+    points.append(changed_point)
   return points
 
 
@@ -246,7 +246,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     rows = {}
     for count, (point, (row, ran)) in enumerate(outcomes, start=1):
       rows[point.name] = row
-      line = told(row, grid.y)
+      line = summary(row, grid.y)
       if grid.tell is not None and row["status"] != "failed":
         line = f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
       writers.say(f"[{count}/{len(now.points)}] {line}")
@@ -407,9 +407,9 @@ def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
   grid.draw(workdir, [row for row in rows if row["status"] == "done"])
 
 
-def told(row: Row, y: str) -> str:
+def summary(row: Row, y: str) -> str:
   """Summarises a run in one line; a claim always names the assumptions that fail."""
   if row["status"] == "failed":
     return f"{row['name']}: failed: {row['error']}"
   value = by_name(y, curve.numeric(row, y))
-  return f"{row['name']}: {y} = {value}, {promise.told(row)}{writers.took(row)}"
+  return f"{row['name']}: {y} = {value}, {guarantee.summary(row)}{writers.took(row)}"

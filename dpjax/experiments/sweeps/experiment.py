@@ -82,7 +82,7 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
     row = engine.head(point) | loop.run(job, workdir)
     build.forget(workdir)
     _draw(config, "", workdir, [row])
-    print(engine.told(row, "test_accuracy"), flush=True)
+    print(engine.summary(row, "test_accuracy"), flush=True)
     return [row]
   check_folders(all_points, workdir)
   kept = lambda point, result: result

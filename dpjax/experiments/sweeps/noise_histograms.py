@@ -31,7 +31,7 @@ _RANGE = 12.0  # of the histogram, on each side
 _BINS = 120
 
 
-class Law(NamedTuple):
+class FigureNoise(NamedTuple):
   """Noise distribution of the figure."""
 
   name: str
@@ -41,7 +41,7 @@ class Law(NamedTuple):
   of_a_record: float  # standard deviation of each of d numbers of a record in [0, 1]^d
 
 
-def laws(num_features: int) -> list[Law]:
+def figure_noises(num_features: int) -> list[FigureNoise]:
   """Returns the noises: the paper's two, and the least Gaussian noise with a proof.
 
   The paper's factor sqrt(2 ln(1.25 / delta)) is proved for epsilon < 1 alone, and the figure
@@ -50,9 +50,9 @@ def laws(num_features: int) -> list[Law]:
   Args:
     num_features: d.
 
-  >>> [round(law.deviation, 2) for law in laws(784)]
+  >>> [round(each.deviation, 2) for each in figure_noises(784)]
   [1.41, 3.78, 2.57]
-  >>> [round(law.of_a_record) for law in laws(784)]
+  >>> [round(each.of_a_record) for each in figure_noises(784)]
   [1109, 106, 72]
   """
   validate.integer_at_least(1, num_features=num_features)
@@ -61,9 +61,15 @@ def laws(num_features: int) -> list[Law]:
   laplace = math.sqrt(2) / _EPSILON
   width = math.sqrt(num_features)
   return [
-    Law("Laplace", noise.source.laplace, 1 / _EPSILON, laplace, laplace * num_features),
-    Law("Gaussian, the paper's", noise.source.gaussian, classic, classic, classic * width),
-    Law("Gaussian, proved", noise.source.gaussian, analytic, analytic, analytic * width),
+    FigureNoise(
+      "Laplace", noise.source.laplace, 1 / _EPSILON, laplace, laplace * num_features
+    ),
+    FigureNoise(
+      "Gaussian, the paper's", noise.source.gaussian, classic, classic, classic * width
+    ),
+    FigureNoise(
+      "Gaussian, proved", noise.source.gaussian, analytic, analytic, analytic * width
+    ),
   ]
 
 
@@ -95,7 +101,7 @@ def run(
     {"from": a, "to": b} for a, b in itertools.pairwise(edges)
   ]
   rows = []
-  for index, noise_kind in enumerate(laws(num_features)):
+  for index, noise_kind in enumerate(figure_noises(num_features)):
     # A key for each noise, so that their draws are independent.
     key = jax.random.fold_in(jax.random.key(seed), index)
     draws = np.asarray(
@@ -145,7 +151,7 @@ def figure(rows: Sequence[dict[str, Any]], *, title: str = "", look: Look = PAGE
   return drawn
 
 
-def _row(noise_kind: Law, draws: np.ndarray) -> dict[str, Any]:
+def _row(noise_kind: FigureNoise, draws: np.ndarray) -> dict[str, Any]:
   return {
     "name": noise_kind.name,
     "scale": noise_kind.scale,

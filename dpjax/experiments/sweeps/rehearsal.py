@@ -23,14 +23,14 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.relevance import build as of_relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import dry_run, promise, run_keys, writers
+from dpjax.experiments.run import dry_run, guarantee, run_keys, writers
 from dpjax.experiments.sweeps import cost, engine, experiment, grid, side_by_side, tuning
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError, Verbatim
 
 
 class _Planned(NamedTuple):
-  facts: Row  # what a run would promise
+  facts: Row  # what a run would guarantee
   seconds: float
   num_steps: int
 
@@ -38,7 +38,7 @@ class _Planned(NamedTuple):
 Rehearse = Callable[[Point], _Planned]
 
 
-def told(
+def report(
   config: grid.SweepConfig,
   workdir: pathlib.Path | str,
   *,
@@ -76,7 +76,7 @@ def told(
   return _of_points(all_points, folder, rehearse, state, num_processes)
 
 
-def told_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
+def report_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
   """Returns the plan of a relevance experiment; its minutes exclude an audit's attacks."""
   shared: dict[Any, Any] = {}
   all_points = experiment.points(config)
@@ -128,7 +128,7 @@ def _of_points(
     over = over + done
     seconds = seconds + (0.0 if done else plan.seconds)
     rows.append(engine.head(point) | plan.facts)
-    lines[point.name] = f"{promise.told(plan.facts)}, {plan.num_steps} steps, " + (
+    lines[point.name] = f"{guarantee.summary(plan.facts)}, {plan.num_steps} steps, " + (
       dry_run.FINISHED if done else f"about {plan.seconds / 60:.2g} minutes"
     )
   failed = len(all_points) - len(rows)
@@ -205,7 +205,7 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
     ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
     job = dataclasses.replace(job, public=ones)
   outcome = relevance.run(config.method, config.mode, job)
-  stated = of_relevance.promise(outcome.privacy, len(loaded[0]))
+  stated = of_relevance.guarantee(outcome.privacy, len(loaded[0]))
   facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))
   seconds = time.monotonic() - began + math.fsum(counted)
   return _Planned(facts, seconds, outcome.num_steps)

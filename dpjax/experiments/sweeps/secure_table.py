@@ -74,7 +74,7 @@ def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
     workdir,
     job=build.build,
     write=table.write,
-    tell=table.told,
+    tell=table.summary,
     unreleased=UNRELEASED,
   )
 

@@ -53,7 +53,7 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
   cells = {(_label(group, series, y), group[x]): _cell(group, y) for group in groups}
   head = [
     f"{series or y} \\ {x}",
-    *(_told(x, c) for c in columns),
+    *(_value_text(x, c) for c in columns),
   ]
   body = [[label, *(cells.get((label, at), "") for at in columns)] for label in labels]
   return markdown.table(head, body)
@@ -84,7 +84,9 @@ def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> s
 
   def label(row: Row) -> str:
     line = name(row)
-    return f"{line} @ {_told(x, curve.place(row, x))}" if len(places[line]) > 1 else line
+    return (
+      f"{line} @ {_value_text(x, curve.place(row, x))}" if len(places[line]) > 1 else line
+    )
 
   lines = []
   for each in dict.fromkeys(map(label, with_rounds)):
@@ -98,7 +100,7 @@ def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> s
   return markdown.table(["rounds to", *targets], lines)
 
 
-def _told(x: str, at: float | None) -> str:
+def _value_text(x: str, at: float | None) -> str:
   return "none" if at is None else by_name(x, at, digits=6)
 
 

@@ -32,7 +32,7 @@ from dpjax.accounting import upper
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import promise, writers
+from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.sweeps import curve
 from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point
 from dpjax.experiments.sweeps.grid import SweepConfig, TrainFn, points
@@ -111,7 +111,7 @@ def run_selection(
 def planned(
   config: SweepConfig, load: LoadFn, plan_fn: PlanFn | None = None
 ) -> tuple[list[Point], dict[str, Any]]:
-  """Returns (the settings to choose among, the cost of the choice: `charged`).
+  """Returns (the settings to choose among, the cost of the choice: `selection_cost`).
 
   Raises:
     UserError: as `run_selection`, for what is known before anything runs.
@@ -119,7 +119,7 @@ def planned(
   _check(config)
   settings = points(config)
   plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
-  cost = charged(plan, config, assumptions)
+  cost = selection_cost(plan, config, assumptions)
   budgets = [point.config.privacy.epsilon_budget for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
   if cost["epsilon"] > least:
@@ -134,7 +134,7 @@ def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
   return workdir / "trials" / f"{trial:04d}"
 
 
-def charged(
+def selection_cost(
   plan: Plan, config: SweepConfig, assumptions: tuple[str, ...]
 ) -> dict[str, Any]:
   """Returns epsilon of one run and of the selection, with its delta.
@@ -188,15 +188,15 @@ def charged(
     "neighboring_relation": str(plan.neighboring_relation),
     "unit": plan.unit,
     "event": accounting.event_to_json(event),
-    "statement": _told(plan, one_run, epsilon, delta, assumptions),
+    "statement": _statement(plan, one_run, epsilon, delta, assumptions),
     "privacy_statement": words,
   }
 
 
-def _told(
+def _statement(
   plan: Plan, one_run: float, epsilon: float, delta: float, assumptions: tuple[str, ...]
 ) -> str:
-  fails = promise.named(assumptions)
+  fails = guarantee.named(assumptions)
   kind = f"CLAIMED; nothing is proved; fails or is assumed: {fails}" if fails else "proved"
   return (
     f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"
@@ -223,7 +223,7 @@ def _check(config: SweepConfig) -> None:
 
 def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
   run = build.assemble(config, data)
-  return run.plan, run.promise.failed_assumptions
+  return run.plan, run.guarantee.failed_assumptions
 
 
 def _common_plan(
@@ -258,7 +258,7 @@ def _common_plan(
 
 
 def _facts(plan: Plan) -> tuple[Any, ...]:
-  """Returns everything that `charged` reads. Two samplers of one event may differ in
+  """Returns everything that `selection_cost` reads. Two samplers of one event may differ in
   overflow, whose rate follows from the accountant's epsilon."""
   return (
     plan.event(),

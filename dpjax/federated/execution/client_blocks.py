@@ -292,8 +292,8 @@ class Blocks:
 def _one_behind(items: Iterator[Any]) -> Iterator[Any]:
   """Yields the same items, each after the next one has been made.
 
-  >>> made = []
-  >>> [(item, len(made)) for item in _one_behind(made.append(i) or i for i in range(3))]
+  >>> computed = []
+  >>> [(item, len(computed)) for item in _one_behind(computed.append(i) or i for i in range(3))]
   [(0, 2), (1, 3), (2, 3)]
   """
   late = []

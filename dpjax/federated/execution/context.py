@@ -137,14 +137,14 @@ class Placed:
       return jax.device_put(leaf, self._sharding)
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
-  def _found(self, leaf: Any) -> Any:
+  def _placed_leaf(self, leaf: Any) -> Any:
     # By identity: comparing a data set would cost as much as moving it.
     twins = [placed for original, placed in self._kept if original is leaf]
     return twins[0] if twins else self._place(leaf)
 
   def __call__(self, context: Context) -> Context:
     leaves, treedef = jax.tree.flatten(context.data)
-    placed = [self._found(leaf) for leaf in leaves]
+    placed = [self._placed_leaf(leaf) for leaf in leaves]
     self._kept = [
       (leaf, twin)
       for leaf, twin in zip(leaves, placed)

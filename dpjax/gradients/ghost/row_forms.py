@@ -515,11 +515,11 @@ def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
   if sum(part.right.shape[1] for part in parts) == 1:
     return total
   charge = max(_rounding(parts, total.dtype), 4 * float(jnp.finfo(total.dtype).eps))
-  sizes = [_charged(part, charge) for part in parts]
+  sizes = [_with_allowance(part, charge) for part in parts]
   return total + summed_product(sizes, left_size)
 
 
-def _charged(part: RowFactors, charge: float) -> RowFactors:
+def _with_allowance(part: RowFactors, charge: float) -> RowFactors:
   """Returns sizes of both sides whose product is the rounding allowance. The larger side of
   each row bears it, so that products of rows that cancel stay within the range of floats."""
   right = jnp.abs(part.right)

@@ -12,7 +12,7 @@ from dpjax.noise import source, threefry
 from dpjax.noise.correlated.strategies import Correlation, Redrawn
 from dpjax.noise.gaussian import check_one_sum, gaussian
 from dpjax.noise.gaussian import init as init_white
-from dpjax.noise.state import after_draw, check_paid, poisoned
+from dpjax.noise.state import after_draw, check_accounted, poisoned
 from dpjax.types import ArrayTree
 
 
@@ -63,7 +63,7 @@ def add_correlated(
   >>> total, int(state.draws)
   (Array([1., 1.], dtype=float32), 1)
   """
-  check_paid(state, num_steps)
+  check_accounted(state, num_steps)
   after = after_draw(state)
   tree = source.as_floats(tree)
   if std == 0:

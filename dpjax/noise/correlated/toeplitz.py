@@ -49,7 +49,7 @@ class BandState(NamedTuple):
 def filtered(
   coefficients: tuple[float, ...], white: ArrayTree, state: BandState, *, keep: str
 ) -> tuple[Any, BandState]:
-  """Computes y_t = z_t + sum_j taps[j - 1] x_{t-j}, where x is kept: "row" (y itself) or
+  """Computes y_t = z_t + sum_j c[j - 1] x_{t-j}, where x is kept: "row" (y itself) or
   "white" (z)."""
   buffers = len(coefficients)
   if not buffers:

@@ -357,8 +357,8 @@ def regress(
   >>> x = rng.normal(size=(40, 2))
   >>> from dpjax.secure.homomorphic.ckks import Chain
   >>> plan = RegressionPlan(40, 2, ridge=1.0, chain=Chain(3, 38, 50))
-  >>> found = regress(x, x @ [1.0, 2.0], x[:3], plan)
-  >>> found.error < 1e-4, found.refreshes == plan.refreshes
+  >>> regression = regress(x, x @ [1.0, 2.0], x[:3], plan)
+  >>> regression.error < 1e-4, regression.refreshes == plan.refreshes
   (True, True)
   """
   begun = time.monotonic()

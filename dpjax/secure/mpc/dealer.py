@@ -2,7 +2,7 @@
 
 TRUSTED: anyone who knows the dealer's keys and hears what the parties open reads everything, so it
 must not collude with a party. SecureML (section IV) makes the same triples without a dealer, by
-oblivious transfer or homomorphic encryption, at a price of hours for its larger trainings.
+oblivious transfer or homomorphic encryption, at a cost of hours for its larger trainings.
 """
 
 from __future__ import annotations

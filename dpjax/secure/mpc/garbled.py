@@ -207,7 +207,7 @@ class Evaluator:
   def __init__(self, y: int, *, bits: int):
     """y: unsigned, below 2^bits, otherwise UserError."""
     self._circuit = comparison(bits)
-    self._own = _bits("y", y, bits)
+    self._bits_of_y = _bits("y", y, bits)
     self._offer: Offer | None = None
 
   def choose(self, offer: Offer) -> list[bytes]:
@@ -217,7 +217,7 @@ class Evaluator:
       raise UserError(
         "this evaluator has an offer; every comparison needs a new one", field="choose"
       )
-    self._receiver = oblivious_transfer.OtReceiver(offer.point, self._own)
+    self._receiver = oblivious_transfer.OtReceiver(offer.point, self._bits_of_y)
     self._offer = offer
     return self._receiver.points
 

@@ -102,17 +102,17 @@ class OutputNoise:
   `event()`-private under replace_one, for one row of whichever owner, or for the part of a row
   that another party holds where columns are split. The proof is the module's. Parties and dealer
   follow the protocol (honest but curious), nobody tells another its share or its noise, owners
-  clip by `rows` or `bounded_rows`. One release; a second one is charged again.
+  clip by `rows` or `bounded_rows`. One release; a second one is accounted again.
 
   Raises:
     UserError: no penalty, a rate that is too large or no power of two over n, sums or noise that
       would leave the ring.
 
-  >>> made = OutputNoise(num_rows=64, num_features=2, l2_penalty=0.5, num_steps=50,
+  >>> mechanism = OutputNoise(num_rows=64, num_features=2, l2_penalty=0.5, num_steps=50,
   ...   noise_multiplier=4.0)
-  >>> round(made.l2_sensitivity, 4), round(2 * math.sqrt(2) / (64 * 0.5), 4)
+  >>> round(mechanism.l2_sensitivity, 4), round(2 * math.sqrt(2) / (64 * 0.5), 4)
   (0.0885, 0.0884)
-  >>> round(made.epsilon(delta=1e-5), 2)
+  >>> round(mechanism.epsilon(delta=1e-5), 2)
   1.01
   """
 

@@ -54,10 +54,10 @@ from dpjax.validate import UserError
 
 _FRAME = struct.Struct("<Q")
 _PIECE = 1 << 20
-# Most messages that are half read at once, within _ROOM bytes: memory does not grow with
+# Most messages that are half read at once, within _MOST_HALF_READ bytes: memory does not grow with
 # the number of clients.
 _AT_ONCE = 8
-_ROOM = 1 << 26
+_MOST_HALF_READ = 1 << 26
 # A message that keeps others waiting gets 1 / this of a phase.
 _SHARE = 4
 # Seconds without a byte in the middle of a message, in either direction.
@@ -206,7 +206,7 @@ class _Phase:
     self._begun = dict[int, float]()  # client -> when it last said something
     self._first = dict[int, float]()  # client -> when it began
     self._taken = dict.fromkeys(wanted, start)  # client -> when it last took something
-    self._at_once = max(_AT_ONCE, _ROOM // most)
+    self._at_once = max(_AT_ONCE, _MOST_HALF_READ // most)
     self._patience = max(_STALL, (until - start) / _SHARE)
 
   def _listens(self, who: int) -> bool:
@@ -300,7 +300,7 @@ def serve(
     connect_timeout: seconds to wait for them; who comes later is a drop-out.
     phase_timeout: seconds for the messages of a phase; who is later is one, too. It must be
       enough for the slowest honest client's upload and what all compute.
-    report: is told in one line of anyone who is left out, and why.
+    report: gets one line about anyone who is left out, and why.
 
   Returns:
     the sum. Its cost's expansions and agreements are those of the formula

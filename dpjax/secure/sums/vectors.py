@@ -43,7 +43,7 @@ class SumSettings:
     bits: bits of the modulus, 32 or 64.
     min_survivors: fewest vectors in a sum; with fewer it is refused and nothing is revealed.
     largest: if given, no entry is larger: a cohort whose sum could then wrap around is
-      refused beforehand, and so is a vector that breaks the promise. None: sums wrap around,
+      refused beforehand, and so is a vector that breaks the guarantee. None: sums wrap around,
       as those of encodings that are made to.
 
   Raises:

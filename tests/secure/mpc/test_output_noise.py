@@ -336,11 +336,11 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
     opened = {"weights": np.ones((3, 1))}
     trained = noisy_model._training(ready).init()
     states = iter([trained, opened])
-    promise = ready.promise
+    guarantee = ready.guarantee
     ledger = accounting.Ledger().charge(
-      promise.step_event(0),
-      l2_clip_norm=promise.l2_bound,
-      neighboring_relation=promise.relation,
+      guarantee.step_event(0),
+      l2_clip_norm=guarantee.l2_bound,
+      neighboring_relation=guarantee.relation,
       noise_key_id="key",
       first_step=0,
     )

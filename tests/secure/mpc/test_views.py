@@ -102,8 +102,8 @@ def test_who_does_not_ask_receives_nothing_that_depends_on_the_answer():
   network = secureml.initial((4, 3, 5), seed=0)
   ends = [programs.Recording(link) for link in links.queue_links()]
   ran = mpc.run(program, *mpc.split((network, x)), links=ends)
-  (nothing, told, _), (answer, words, computed) = ran.outputs
-  assert nothing is None and told == 0 and words == 8 * 50
+  (nothing, labels, _), (answer, words, computed) = ran.outputs
+  assert nothing is None and labels == 0 and words == 8 * 50
   data = b"".join(ends[0].seen)
   assert len(data) > computed > 0 and looks_uniform(data[: len(data) // 8 * 8])
   assert answer.shape == (50,)

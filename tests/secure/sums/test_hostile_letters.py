@@ -218,18 +218,20 @@ def test_a_client_refuses_rosters_that_are_not_of_its_neighbours():
   member, roster, _ = _until("envelopes")
   records = {w: bytes(r) for w, r in messages.read(roster, "roster", member.terms.session, 96)
              .records.items()}  # fmt: skip
-  told = lambda r: messages.write("roster", member.terms.session, SERVER, r)
+  roster_of = lambda r: messages.write("roster", member.terms.session, SERVER, r)
   own = primitives.public_key(member.channel_key)
-  _refused(member, told({**records, 9: bytes(96)}), "client 9 is no neighbour")
-  _refused(member, told({**records, 0: bytes(96)}), "client 0 is no neighbour of client 0")
+  _refused(member, roster_of({**records, 9: bytes(96)}), "client 9 is no neighbour")
   _refused(
-    member, told({1: records[1], 2: records[2]}), "3 to share with; the threshold is 4"
+    member, roster_of({**records, 0: bytes(96)}), "client 0 is no neighbour of client 0"
   )
-  _refused(member, told({**records, 1: records[2]}), "two clients have the same key")
+  _refused(
+    member, roster_of({1: records[1], 2: records[2]}), "3 to share with; the threshold is 4"
+  )
+  _refused(member, roster_of({**records, 1: records[2]}), "two clients have the same key")
   mirrored = {**records, 1: own + records[1][32:]}
-  _refused(member, told(mirrored), "two clients have the same key")
+  _refused(member, roster_of(mirrored), "two clients have the same key")
   zero = {**records, 1: bytes(32) + records[1][32:]}
-  _refused(member, told(zero), "no point that a key can be agreed with")
+  _refused(member, roster_of(zero), "no point that a key can be agreed with")
 
 
 def test_a_client_refuses_envelopes_and_vectors_that_are_wrong():
@@ -239,12 +241,15 @@ def test_a_client_refuses_envelopes_and_vectors_that_are_wrong():
     w: bytes(r)
     for w, r in messages.read(forwarded, "forwarded", session, 48).records.items()
   }
-  told = lambda r: messages.write("forwarded", session, SERVER, r)
+  forwarded_of = lambda r: messages.write("forwarded", session, SERVER, r)
   swapped = {**records, 1: records[2]}
-  _refused(member, told(swapped), "was changed on its way", vector)
-  _refused(member, told({1: records[1]}), "shares of 1; with its own", vector)
+  _refused(member, forwarded_of(swapped), "was changed on its way", vector)
+  _refused(member, forwarded_of({1: records[1]}), "shares of 1; with its own", vector)
   _refused(
-    member, told({**records, 9: bytes(48)}), "client 9 was not on the roster", vector
+    member,
+    forwarded_of({**records, 9: bytes(48)}),
+    "client 9 was not on the roster",
+    vector,
   )
   _refused(member, forwarded, "must be 5 entries of uint32", vector[:4])
   _refused(member, forwarded, "must be 5 entries of uint32", vector.astype(np.int32))
@@ -293,17 +298,17 @@ def _signed(n=5, t=4):
 def _two_stories(terms, victim):
   """Half of the clients hear that the victim is there, half that it is not."""
 
-  def told(kind, who, data):
+  def changed(kind, who, data):
     if data[8] != messages.KINDS.index("survivors"):
       return data
     alive = set(terms.clients) - ({victim} if who in (3, 4) else set())
     return _survivors(terms, alive)
 
-  return told
+  return changed
 
 
 def test_a_server_that_lies_opens_a_vector_where_2t_is_at_most_n_and_nothing_is_signed():
-  """What the promise, for an honest-but-curious server, leaves out: see `sums.secagg`."""
+  """What the guarantee, for an honest-but-curious server, leaves out: see `sums.secagg`."""
   terms, vectors, said = parties.terms(5, 2), parties.vectors(5), {}
   played = parties.play(terms, vectors, told=_two_stories(terms, 0), messages=said)
   shares = {b"\0": {}, b"\1": {}}  # of client 0's own mask, of its key
@@ -383,14 +388,14 @@ def test_with_signatures_keys_of_the_servers_own_making_are_refused():
   terms, keys = _signed()
   forged = secagg_client.start(parties.terms(5, 4), 1)[1][-96:]
 
-  def told(kind, who, data):
+  def changed(kind, who, data):
     if data[8] != messages.KINDS.index("roster") or who != 0:
       return data
     at = data.index((1).to_bytes(4, "little"), OVERHEAD) + 4
     return data[:at] + forged + data[at + 96 :]
 
   vectors = parties.vectors(5)
-  played = parties.play(terms, vectors, told=told, keys=keys)
+  played = parties.play(terms, vectors, told=changed, keys=keys)
   assert played.refusals == ["roster: the keys of client 1 are not signed by it"]
   assert played.survivors == (1, 2, 3, 4)
 

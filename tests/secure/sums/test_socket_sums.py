@@ -83,16 +83,16 @@ def _running(terms, at, acts=None, those=range(_N), keys=None):
 
 def _serve(terms, acts=None, phase_timeout=10.0, connect_timeout=20.0, **others):
   """(the sum, what was reported, seconds)."""
-  at, told, start = f"127.0.0.1:{programs.free_port()}", [], time.monotonic()
+  at, reports, start = f"127.0.0.1:{programs.free_port()}", [], time.monotonic()
   with _running(terms, at, acts, **others):
     summed = socket_sums.serve(
       terms,
       at,
       connect_timeout=connect_timeout,
       phase_timeout=phase_timeout,
-      report=told.append,
+      report=reports.append,
     )
-  return summed, told, time.monotonic() - start
+  return summed, reports, time.monotonic() - start
 
 
 def _is_sum_of(summed, survivors):
@@ -102,9 +102,9 @@ def _is_sum_of(summed, survivors):
 
 
 def test_processes_add_what_none_of_them_shows():
-  summed, told, _ = _serve(_terms())
+  summed, reports, _ = _serve(_terms())
   _is_sum_of(summed, range(_N))
-  assert told == []
+  assert reports == []
   in_memory = sums.SecAgg(min_survivors=_T).sum({w: _vector(w) for w in range(_N)}).cost
   frames = 7 * 8  # messages of a client, with the length before each
   assert summed.cost.client_bytes == in_memory.client_bytes + frames
@@ -116,9 +116,9 @@ def test_signed_sums_need_no_trust_in_who_carries_letters():
   keys = {who: os.urandom(32) for who in range(_N)}
   directory = tuple(primitives.signing_public_key(keys[who]) for who in range(_N))
   terms = parties.terms(_N, 4, length=_LENGTH, directory=directory)
-  summed, told, _ = _serve(terms, {4: _killed("agreed")}, keys=keys)
+  summed, reports, _ = _serve(terms, {4: _killed("agreed")}, keys=keys)
   _is_sum_of(summed, range(_N))
-  assert told == ["agreed: client 4 closed its connection"]
+  assert reports == ["agreed: client 4 closed its connection"]
 
 
 def test_a_client_can_be_a_program_of_its_own(tmp_path):
@@ -146,16 +146,16 @@ def test_a_client_can_be_a_program_of_its_own(tmp_path):
   ("when", "counts"), [("envelopes", False), ("masked", False), ("revealed", True)]
 )
 def test_a_client_killed_in_any_phase_is_a_drop_out(when, counts):
-  summed, told, seconds = _serve(_terms(), {2: _killed(when)})
+  summed, reports, seconds = _serve(_terms(), {2: _killed(when)})
   _is_sum_of(summed, range(_N) if counts else (0, 1, 3, 4))
-  assert told == [f"{when}: client 2 closed its connection"]
+  assert reports == [f"{when}: client 2 closed its connection"]
   assert seconds < 10
 
 
 def test_a_client_that_hangs_times_out():
-  summed, told, seconds = _serve(_terms(), {1: _hung("masked")}, phase_timeout=1.0)
+  summed, reports, seconds = _serve(_terms(), {1: _hung("masked")}, phase_timeout=1.0)
   _is_sum_of(summed, (0, 2, 3, 4))
-  assert told == ["masked: client 1 is silent"] and seconds < 10
+  assert reports == ["masked: client 1 is silent"] and seconds < 10
 
 
 def test_clients_that_never_come_are_left_out_and_too_few_are_refused():
@@ -231,19 +231,19 @@ _LIES = {
 @pytest.mark.parametrize("name", list(_LIES))
 def test_a_client_that_says_something_else_is_left_out(name):
   says, line = _LIES[name]
-  terms, at, told = _terms(), f"127.0.0.1:{programs.free_port()}", []
+  terms, at, reports = _terms(), f"127.0.0.1:{programs.free_port()}", []
   liar = _FORK.Process(target=_liar, args=(terms, at, 1, says))
   liar.start()
   try:
     with _running(terms, at, those=(0, 2, 3, 4)):
       summed = socket_sums.serve(
-        terms, at, connect_timeout=20, phase_timeout=2, report=told.append
+        terms, at, connect_timeout=20, phase_timeout=2, report=reports.append
       )
   finally:
     liar.kill()
     liar.join()
   _is_sum_of(summed, (0, 2, 3, 4))
-  assert len(told) == 1 and line in told[0] and "\n" not in told[0]
+  assert len(reports) == 1 and line in reports[0] and "\n" not in reports[0]
 
 
 def test_a_client_ends_in_one_line_when_the_server_does():

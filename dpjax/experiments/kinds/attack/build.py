@@ -27,8 +27,8 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, RunOutcome, Schedule, TrainPhase
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
@@ -82,7 +82,7 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
   def start(random: RunKeys) -> Schedule:
     attacked = named(config, parts.prepare, config, read(), random)
-    named(config, attacked.promise.check_budget, Ledger())
+    named(config, attacked.guarantee.check_budget, Ledger())
     return functools.partial(_schedule, config, parts, attacked)
 
   return Job(
@@ -107,7 +107,7 @@ def _schedule(
     else attacked_run.num_steps
   )
   result = {
-    **promised(attacked.promise, num_steps),
+    **promised(attacked.guarantee, num_steps),
     "task": config.attack.task,
     "attack": name_of(config, "attack"),
     "dataset": config.data.name,
@@ -121,19 +121,19 @@ def _schedule(
   )
 
 
-def promised(promise: Promise, num_steps: int) -> dict[str, Any]:
+def promised(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:
   """Returns the privacy part of result.json: that of the attacked run after all of its
   steps."""
-  if promise.kind == "none":
-    return promise.facts(Ledger(), 0.0)
-  promise.warn()
+  if guarantee.kind == "none":
+    return guarantee.facts(Ledger(), 0.0)
+  guarantee.warn()
   ledger = Ledger()
-  for step in range(num_steps if promise.kind == "simulated" else 0):
+  for step in range(num_steps if guarantee.kind == "simulated" else 0):
     ledger = ledger.charge(  # a simulation also says what its own small cohorts cost
-      promise.step_event(step),
-      l2_clip_norm=promise.l2_bound,
-      neighboring_relation=promise.relation,
+      guarantee.step_event(step),
+      l2_clip_norm=guarantee.l2_bound,
+      neighboring_relation=guarantee.relation,
       noise_key_id="attacked",
       first_step=step,
     )
-  return promise.facts(ledger, promise.curve(num_steps))
+  return guarantee.facts(ledger, guarantee.curve(num_steps))

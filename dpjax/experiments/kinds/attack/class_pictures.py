@@ -52,7 +52,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> c
 def phase(config: AttackConfig, attacked: central.Run) -> Phase:
   """Returns the phase of `launch.train`. The result reports its guarantee as that of the
   attacked run."""
-  return central.phase(config.train, attacked)._replace(promise=None)
+  return central.phase(config.train, attacked)._replace(guarantee=None)
 
 
 def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAttack:
@@ -77,7 +77,7 @@ def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAtta
     "mse_to_class_mean": score.mse.tolist(),
     "confidence": pictured.confidence.tolist(),
     "verdict": verdict(score, len(classes)),
-    "epsilon_note": "" if run.promise.kind == "none" else _OF_RECORDS,
+    "epsilon_note": "" if run.guarantee.kind == "none" else _OF_RECORDS,
   }
   return MeasuredAttack({"x": pictured.x, "y": pictured.y}, result)
 

@@ -13,8 +13,8 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Phase
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
@@ -27,7 +27,7 @@ class Copied(NamedTuple):
   run: central.Run
   queries: np.ndarray  # [most queries, ...]
   held_out: np.ndarray  # [m, ...], on which copy and model are compared: never asked
-  promise: Promise
+  guarantee: Guarantee
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Copied:
@@ -46,13 +46,13 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> C
       field="attack.num_queries",
       value=config.attack.num_queries,
     )
-  return Copied(run, queries, others, run.promise)
+  return Copied(run, queries, others, run.guarantee)
 
 
 def phase(config: AttackConfig, attacked: Copied) -> Phase:
   """Returns the phase of `launch.train`. The result reports its guarantee as that of the
   attacked run."""
-  return central.phase(config.train, attacked.run)._replace(promise=None)
+  return central.phase(config.train, attacked.run)._replace(guarantee=None)
 
 
 def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAttack:
@@ -87,7 +87,7 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
     "copies": [row._asdict() | {"verdict": verdict(row, guess)} for row in rows],
     "commonest": {"count": guess.count, "total": guess.total},
-    "epsilon_note": "" if attacked.promise.kind == "none" else _OF_RECORDS,
+    "epsilon_note": "" if attacked.guarantee.kind == "none" else _OF_RECORDS,
   }
   rates = np.array([[row.num_queries, row.count, row.total] for row in rows])
   return MeasuredAttack({"rates": rates}, result)

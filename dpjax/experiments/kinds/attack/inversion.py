@@ -26,9 +26,9 @@ from dpjax.experiments.kinds.attack.run_settings import DenseFirst
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.run import pieces
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
@@ -50,8 +50,8 @@ class Victims(NamedTuple):
   batches: LocalBatches  # [S, B], of every client
   num_classes: int
   random: RunKeys
-  promise: Promise
-  note: str  # on the promise
+  guarantee: Guarantee
+  note: str  # on the guarantee
   together: int  # clients in what is seen: 1, or a cohort under a secure sum
 
 
@@ -90,7 +90,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
   number = privacy.public_size(federate, federation)
   plan, reported = privacy.make_plan(federate, number)
   mechanism = distributed.mechanism(federate, trees.size(params))
-  promise = privacy.make_promise(federate, plan, reported, number, mechanism)
+  guarantee = privacy.make_promise(federate, plan, reported, number, mechanism)
   seen = truths
   show = send
   if together > 1:
@@ -110,7 +110,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
     batches=batches,
     num_classes=federation.dataset.num_classes,
     random=random,
-    promise=promise,
+    guarantee=guarantee,
     note="" if hidden else _NOT_AGAINST_SERVER,
     together=together,
   )

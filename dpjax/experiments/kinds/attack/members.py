@@ -20,9 +20,9 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
+from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.promise import NONE, Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import NeighboringRelation, Params
 from dpjax.validate import UserError
@@ -55,8 +55,8 @@ class Targets(NamedTuple):
   run: central.Run  # of one half
   test: Any
   train: Any  # (group) -> models
-  promise: Promise
-  told: dict[str, Any]  # of a target, what its own run says of itself
+  guarantee: Guarantee
+  facts: dict[str, Any]  # of a target, what its own run says of itself
 
 
 # Old name, for one release: users' attacks import it.
@@ -77,36 +77,36 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   Who is in which half follows from the seed and the data alone, so that defences are
   measured on the same targets.
   """
-  (train, test), own, target = loaded, config.attack, None
-  records, members = (train, None) if own.target is None else _joined(train, test)
-  if own.queries > 1 and np.ndim(records.x) != 4:
+  (train, test), settings, target = loaded, config.attack, None
+  records, members = (train, None) if settings.target is None else _joined(train, test)
+  if settings.queries > 1 and np.ndim(records.x) != 4:
     raise UserError(
       "needs images [H, W, C] to flip and shift, data have shape "
       f"{np.shape(records.x)[1:]}; must be 1",
       field="attack.queries",
-      value=own.queries,
+      value=settings.queries,
     )
-  if QUANTILES in own.methods and len(test) < _LEAST_PUBLIC:
+  if QUANTILES in settings.methods and len(test) < _LEAST_PUBLIC:
     raise UserError(
       f"holds {QUANTILES!r}, which needs {_LEAST_PUBLIC} test records as public ones; there are "
       f"{len(test)}",
       field="attack.methods",
-      value=own.methods,
+      value=settings.methods,
     )
-  count = own.num_shadows + (own.target is None)
+  count = settings.num_shadows + (settings.target is None)
   included = _halves(config, count, len(records), random)
   size = int(included.sum(axis=1).max())
   # the attacked run is that of one half, and every half has its own plan
   records = records.declared(size)
   half = records.subset(slice(0, size))
   run = central.assemble(config.train, (half, test), random)
-  promise = run.promise
+  guarantee = run.guarantee
   facts = {}
-  if own.target is not None:
-    arrays = saved.read(own.target, "attack.target")
-    target = saved.in_place_of(run.params, arrays, f"attack.target={own.target!r}")
-    facts = told_of(own.target, target, config.train)
-    promise = NONE  # this config's steps are not what trained it
+  if settings.target is not None:
+    arrays = saved.read(settings.target, "attack.target")
+    target = saved.in_place_of(run.params, arrays, f"attack.target={settings.target!r}")
+    facts = facts_of_run(settings.target, target, config.train)
+    guarantee = NONE  # this config's steps are not what trained it
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
   )
@@ -117,9 +117,9 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
     batches=lambda part, rng: run.plan.batches(data.resident(part), rng=rng),
     init_params=init,
     seed=random.sampler,
-    side_by_side=own.side_by_side,
+    side_by_side=settings.side_by_side,
   )
-  return Targets(records, included, target, members, run, test, models, promise, facts)
+  return Targets(records, included, target, members, run, test, models, guarantee, facts)
 
 
 def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
@@ -153,7 +153,7 @@ def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.nda
   return attacks.random_halves(count, n, seed=random.order, exact=sized)
 
 
-def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
+def facts_of_run(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   """Returns the guarantee that the target's run states: that of the result.json beside its
   params.npz, if it belongs to these exact parameters. Another config's epsilon does not
   cover them.
@@ -340,7 +340,7 @@ def measured(
   private = attacked.run.plan.is_private
   num_targets = 1 if attacked.target is not None else len(attacked.included)
   if attacked.target is not None:  # the shadows' plan is not what trained it
-    private = attacked.told["epsilon_kind"] in ("proved", "claimed")
+    private = attacked.facts["epsilon_kind"] in ("proved", "claimed")
   elif private:  # whose members were dealt by coins
     line = _line(attacked)
   if attacked.target is None:
@@ -366,10 +366,10 @@ def measured(
       for rate, tail in tails.items()
     },
     "curves": _curves(leakages, line),
-    **attacked.told,
+    **attacked.facts,
   }
   if attacked.target is not None:
-    result |= _lower_bounds(by_method, members, attacked.told)
+    result |= _lower_bounds(by_method, members, attacked.facts)
 
   def write(folder: pathlib.Path) -> None:
     attack_report.roc_report(folder, leakages, line=line, title=config.data.name)
@@ -382,8 +382,8 @@ def strongest(leakages: Mapping[str, attacks.Leakage], num_targets: int) -> dict
   """Picks the strongest method: the largest TPR at 1 % FPR, then the largest AUC.
 
   >>> truth = np.arange(400) < 200
-  >>> found = {"blind": np.zeros(400), "sure": truth + 0.0}
-  >>> strongest({name: attacks.measure(one, truth) for name, one in found.items()}, 1)["words"]
+  >>> scores = {"blind": np.zeros(400), "sure": truth + 0.0}
+  >>> strongest({name: attacks.measure(score, truth) for name, score in scores.items()}, 1)["words"]
   'strongest of 2: sure, TPR 1.000 (0.982-1.000) at 1 % FPR, AUC 1.000 (0.904-1.000)'
   """
   power = {
@@ -491,7 +491,7 @@ def verdict(
   apart = any(rate.tpr_interval[0] > rate.fpr_interval[1] for rate in rates)
   apart |= attacks.auc_interval(curve, confidence=each, num_targets=num_targets)[0] > 0.5
   if judged is not None and judged.verdict == "above":
-    return "ABOVE the line that its promise allows"
+    return "ABOVE the line that its guarantee allows"
   if not apart:
     return "not shown to fail"
   if judged is None:

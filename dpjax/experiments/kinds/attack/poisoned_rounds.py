@@ -19,9 +19,9 @@ from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import privacy
 from dpjax.experiments.kinds.federated.config import aggregation_of
 from dpjax.experiments.run import pieces
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import Aggregator
 from dpjax.types import Params
@@ -41,8 +41,8 @@ class Poisoned(NamedTuple):
   attack: attacks.Poisoning
   attackers: np.ndarray  # places of clients
   tolerates: int | None  # attackers in a cohort that the aggregator is made for
-  promise: Promise
-  note: str  # on the promise
+  guarantee: Guarantee
+  note: str  # on the guarantee
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Poisoned:
@@ -73,13 +73,13 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
     raise error.of(field=field).within("attack") from error
   # States how far an epsilon of this run holds against its own clients. A method without
   # its own note gets one if its noise is simulated.
-  usual_note = _SIMULATED if run.promise.kind == "simulated" else ""
+  usual_note = _SIMULATED if run.guarantee.kind == "simulated" else ""
   return Poisoned(
     run=run,
     attack=attack,
     attackers=attackers,
     tolerates=_tolerates(config),
-    promise=run.promise,
+    guarantee=run.guarantee,
     note=_NOTES.get(config.federate.privacy.method, usual_note),
   )
 
@@ -188,10 +188,10 @@ def measured(
     "num_attackers": outcome.num_attackers,
     "num_clients": outcome.num_clients,
     "tolerates": outcome.tolerates,
-    "accuracy": _told(outcome.accuracy),
-    "clean_accuracy": _told(outcome.clean_accuracy),
-    "victims_misled": _told(success),
-    "clean_victims_misled": _told(clean_success),
+    "accuracy": _counts_or_none(outcome.accuracy),
+    "clean_accuracy": _counts_or_none(outcome.clean_accuracy),
+    "victims_misled": _counts_or_none(success),
+    "clean_victims_misled": _counts_or_none(clean_success),
     "verdict": verdict(outcome, private=attacked.run.plan.is_private),
     "epsilon_note": attacked.note,
   }
@@ -199,7 +199,7 @@ def measured(
   return MeasuredAttack(held, result)
 
 
-def _told(counted: Counted | None) -> dict[str, Any] | None:
+def _counts_or_none(counted: Counted | None) -> dict[str, Any] | None:
   return None if counted is None else counted._asdict()
 
 

@@ -85,7 +85,7 @@ def _inferred(result: Row) -> list[Row]:
   return [
     {
       "method": name,
-      "finds": _told_rates(rates),
+      "finds": _rates_text(rates),
       "success": rates["tpr_at_fpr"]["0.01"]["tpr"],
       "low": rates["tpr_at_fpr"]["0.01"]["interval"][0],
       "high": rates["tpr_at_fpr"]["0.01"]["interval"][1],
@@ -99,7 +99,7 @@ def _inferred(result: Row) -> list[Row]:
   ]
 
 
-def _told_rates(rates: Row) -> str:
+def _rates_text(rates: Row) -> str:
   low, high = rates["tpr_at_fpr"]["0.01"]["interval"]
   rate = rates["tpr_at_fpr"]["0.01"]["tpr"]
   return f"TPR {rate:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {rates['auc']:.3f}"
@@ -235,14 +235,14 @@ def _epsilon(row: Row) -> str:
   return f"{upper(row['epsilon'])} ({row['epsilon_kind']}, per {row['unit']})"
 
 
-def told(result: Row) -> str:
+def summary(result: Row) -> str:
   """Summarises a run in one line."""
   rows = rows_of([result])
   best = max(rows, key=lambda row: row["success"])
   return f"{best['method']}: {best['finds']}; {best['verdict']}; epsilon {_epsilon(best)}"
 
 
-def told_of_run(result: Row) -> str:
+def summary_of_run(result: Row) -> str:
   """Compares an attack on a finished run with the run's epsilon, in one line."""
   bound = result["epsilon_lower_indicative"]
   most = result["epsilon_lower_ceiling"]

@@ -57,12 +57,12 @@ from dpjax.experiments.kinds.central.tasks import (
   check_unit,
   keyed_loss,
   make_task,
-  of_people,
+  of_users,
 )
-from dpjax.experiments.run import promise, saved
+from dpjax.experiments.run import guarantee, saved
 from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries import linen_modules
 from dpjax.plan import Plan
@@ -118,7 +118,7 @@ class Run(NamedTuple):
   """Every object of a training run."""
 
   plan: Plan
-  promise: Promise
+  guarantee: Guarantee
   algorithm: Algorithm
   # (key of the noise, key of examples' draws) -> the same algorithm with other keys; None:
   # the examples bring their own
@@ -143,6 +143,7 @@ class Run(NamedTuple):
   keyed: bool = False  # whether every example gets a key of its own, `example.key`
   optimizer: Any = None  # the Optax transformation behind the private gradient
   save: Callable[..., None] = lambda folder, params: None  # more than params.npz
+  tokenizer: dict[str, Any] | None = None  # facts of the one that reads the texts
 
 
 @bounds.names_fields
@@ -350,10 +351,14 @@ def start(
   # only the shape of an example, never an example: no model may start from a record
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
-  first = first[:, 0] if of_people(dataset) else first
+  first = first[:, 0] if of_users(dataset) else first
 
   def make() -> tuple[Task, Any, Params]:
     model = linen_modules.modes(make_model(config.model, task.width(dataset), **fixed))
+    if dataset.vocab_size is not None:
+      from dpjax.experiments.kinds.central import public_tokenizers
+
+      public_tokenizers.check_vocabulary(model, dataset, name)
     params = init_params(config.model, model, random.init, first)
     params = starting_point.loaded(config, model, params)
     check = models.libraries.draws if names.is_path(name) else linen_modules.draws
@@ -449,20 +454,19 @@ def assemble(
 
   return Run(
     plan=plan,
-    promise=features_lib.noted(
-      promise.noted(
-        promise.of_plan(
+    guarantee=features_lib.noted(
+      config,
+      guarantee.noted(
+        guarantee.of_plan(
           plan,
           num_examples,
           budget=config.privacy.epsilon_budget,
-          note=promise.asked(attack_of(config.privacy), plan.delta),
+          note=guarantee.asked(attack_of(config.privacy), plan.delta),
           release=config.release,
         ),
         saved.statement(config.pretrained, known),
         saved.assumed(config.pretrained, known),
       ),
-      config.model.name,
-      behind,
     ),
     pretrained_on=[*known, *(name for name in behind if name not in known)],
     algorithm=with_keys(random.noise, random.local),
@@ -485,6 +489,7 @@ def assemble(
     keyed=keyed,
     optimizer=tx,
     save=save,
+    tokenizer=features_lib.tokenizer_facts(config),
   )
 
 
@@ -652,7 +657,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     released=lambda state: normalization.beside(copy(scored(state)), run.statistics),
     evaluate=scores,
     write=lambda folder, state: run.save(folder, scored(state)),
-    promise=run.promise,
+    guarantee=run.guarantee,
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
     observe=lambda state, info, step: facts.observed(config, run, state, info, step),
     save_every=config.checkpoint_every,

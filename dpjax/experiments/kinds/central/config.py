@@ -270,9 +270,9 @@ class PrivacyConfig(WithChoices):
 class OptimizerConfig(WithChoices):
   """The Optax optimizer after the private gradient."""
 
-  rule: Annotated[Any, Choice(optimizers.CENTRAL, own=True), "or package.module:name"] = (
-    "sgd"
-  )
+  rule: Annotated[
+    Any, Choice(optimizers.CENTRAL, user_defined=True), "or package.module:name"
+  ] = "sgd"
   learning_rate: Annotated[float, rules.POSITIVE, rules.IN_FLOAT32, "at the first step"] = (
     0.5
   )
@@ -323,8 +323,9 @@ class TrainConfig(WithChoices):
   ] = dataclasses.field(default_factory=AllWeights)
   pretrained: Annotated[
     str | None,
-    "weights to start from, of other data: an earlier run's folder or its params.npz, or a "
-    ".safetensors file in the layout of GPT-2, ViT, ResNet or BERT; none: random ones",
+    "weights to start from, of other data: an earlier run's folder or its params.npz; a "
+    ".safetensors file in the layout of GPT-2, ViT, ResNet or BERT; a .msgpack file of Flax or a "
+    "folder of Orbax, by the model's own names; none: random ones",
   ] = None
   safetensors: Annotated[
     bool, "write model.safetensors, too: all weights, adapters merged"

@@ -24,7 +24,7 @@ from dpjax.validate import UserError
 
 # Width of an embedding, as in Wang and Isola.
 WIDTH = 128
-_TOLD = f"loss={NAME!r}"
+_SETTING = f"loss={NAME!r}"
 _WHY = "is a loss of a whole batch, in which every example moves the gradient of all others"
 
 
@@ -36,22 +36,22 @@ def check(config: TrainConfig) -> None:
   """
   if config.privacy.method != "sgd":
     raise UserError(
-      f"{_TOLD}: needs privacy.method='sgd', not {config.privacy.method!r}: it {_WHY}, so "
+      f"{_SETTING}: needs privacy.method='sgd', not {config.privacy.method!r}: it {_WHY}, so "
       "no epsilon would hold"
     )
   if config.audit.enabled:
-    raise UserError(f"{_TOLD}: needs audit.enabled=False: it {_WHY}")
+    raise UserError(f"{_SETTING}: needs audit.enabled=False: it {_WHY}")
   trainable = fields.name_of(config, "trainable")
   if trainable != "all":
-    raise UserError(f"{_TOLD}: needs trainable='all', not {trainable!r}")
+    raise UserError(f"{_SETTING}: needs trainable='all', not {trainable!r}")
   if config.augmentation == "none":
-    raise UserError(f"{_TOLD}: needs an augmentation, of which it compares two views")
+    raise UserError(f"{_SETTING}: needs an augmentation, of which it compares two views")
 
 
 def refuse(config: TrainConfig, section: str) -> None:
   """Raises UserError: the caller needs a loss of one example."""
   if config.loss == NAME:
-    raise UserError(f"must be another: it {_WHY}", field=f"{section}.{_TOLD}")
+    raise UserError(f"must be another: it {_WHY}", field=f"{section}.{_SETTING}")
 
 
 def loss(apply: losses.Apply) -> LossFn:
@@ -59,7 +59,7 @@ def loss(apply: losses.Apply) -> LossFn:
   del apply
 
   def of_one_example(params: Params, example: Example) -> Array:
-    raise UserError(f"{_TOLD}: {_WHY}, and there is none of one example")
+    raise UserError(f"{_SETTING}: {_WHY}, and there is none of one example")
 
   return of_one_example
 

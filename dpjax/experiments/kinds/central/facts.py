@@ -64,6 +64,8 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     # without an epsilon their noise belongs to no guarantee
     facts |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
   facts |= pretrained(run) | starting_point.facts(config)
+  if run.tokenizer is not None:
+    facts["tokenizer"] = run.tokenizer
   if config.mesh is not None:
     facts["mesh"] = config.mesh
   if config.resident is not None:

@@ -6,8 +6,8 @@ Scattering features know no data; those of public networks do (`public_features`
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
+import importlib
 import importlib.metadata
 import inspect
 import math
@@ -22,14 +22,14 @@ import numpy as np
 from dpjax import data, models
 from dpjax.data import rows
 from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.run import writers
 from dpjax.validate import UserError
 
-_CODE = (
-  "dpjax.models.scattering", "dpjax.models.scatter_heads", "dpjax.random_images", __name__
-)  # fmt: skip
-# Examples standardised at a time. The shape of a block decides the last bit.
-_BLOCK = 1000
+_OF_TEXTS = (
+  ".txt",
+  ".csv",
+  ".tsv",
+  ".parquet",
+)  # files whose declaration may name a tokenizer
 
 
 def check_images(dataset: data.Dataset, needed_by: str) -> None:
@@ -60,13 +60,27 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   return public_features.trained_on(model, data_name)
 
 
-def noted(promised: Any, model: str, known: Sequence[str]) -> Any:
-  """Returns `public_features.noted`: the guarantee, which says what the features know."""
-  if not known:
-    return promised
-  from dpjax.experiments.kinds.central import public_features
+def noted(config: Any, promised: Any) -> Any:
+  """Returns the guarantee of a run, which says what its features and its tokenizer know."""
+  if known := trained_on(config.model.name, config.data.name):
+    from dpjax.experiments.kinds.central import public_features
 
-  return public_features.noted(promised, model, known)
+    promised = public_features.noted(promised, config.model.name, known)
+  tokens = _tokens(config)
+  return promised if tokens is None else tokens.noted(promised, config.data)
+
+
+def tokenizer_facts(config: Any) -> dict[str, Any] | None:
+  """Returns `public_tokenizers.facts`: the tokenizer that reads the texts of the data."""
+  tokens = _tokens(config)
+  return None if tokens is None else tokens.facts(config.data)
+
+
+def _tokens(config: Any) -> Any:
+  """Returns the module `public_tokenizers` for data that may have a tokenizer; else None."""
+  if not config.data.name.endswith(_OF_TEXTS):
+    return None
+  return importlib.import_module("dpjax.experiments.kinds.central.public_tokenizers")
 
 
 def featured(
@@ -91,9 +105,11 @@ def featured(
   kind = models.needs_features(config.name)
   if kind is None:
     return dataset
-  check_images(dataset, f"model.name={config.name!r}")
   if kind == "scattering":
-    computed = _of_scattering(config, dataset, standardized)
+    check_images(dataset, f"model.name={config.name!r}")
+    from dpjax.experiments.kinds.central import scattering_features
+
+    computed = scattering_features.computed(config, dataset, standardized)
   else:
     from dpjax.experiments.kinds.central import public_features
 
@@ -121,22 +137,6 @@ def featured(
   return data.computed(dataset, cached if in_files else cached[:])
 
 
-def _of_scattering(
-  config: ModelConfig, dataset: data.Dataset, standardized: bool
-) -> ComputedFeatures:
-  if config.colours == "opponent" and dataset.x.shape[-1] != 3:
-    depth = dataset.x.shape[-1]
-    raise UserError(
-      f"needs images of 3 colours, not of {depth}", field="model.colours", value="opponent"
-    )
-  options: Any = {"num_classes": dataset.num_classes, **config.options}
-  groups = models.build(config.name, **options).num_groups if standardized else None
-  shape = models.features_shape(dataset.x.shape)
-  seen = {"mirrored": config.mirrored, "colours": config.colours}
-  make = functools.partial(_blocks, dataset, groups, standardized, seen)
-  return ComputedFeatures(shape, (shape, groups, standardized, *seen.values()), _CODE, make)
-
-
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
   """Names what decides the last bit of a feature beside settings: code, library, platform."""
   # typical sizes are those of random images. By name: a package exports a function `scattering`
@@ -150,25 +150,6 @@ def _makers(names: Sequence[str]) -> tuple[str, ...]:
   )
 
 
-def _blocks(
-  dataset: data.Dataset, groups: int | None, standardized: bool, seen: dict[str, Any]
-) -> Iterator[np.ndarray]:
-  """The features of all examples, in order; equal bit by bit wherever they are put."""
-  images = dataset.x.shape[1:]
-  scales = None
-  if not standardized:
-    scales = models.typical_scales(images, colours=seen["colours"])
-  # In percent: the number of examples may be a secret.
-  with writers.progress(100, 0, "scattering features, percent") as bar:
-    chunks = models.scattering_chunks(dataset.x, **seen)
-    for block in _regrouped(counted(chunks, len(dataset), bar), _BLOCK):
-      if scales is None:
-        yield models.standardized_features(block, groups, in_place=True)
-      else:
-        block /= scales
-        yield block
-
-
 def counted(chunks: Iterable[np.ndarray], count: int, bar: Any) -> Iterator[np.ndarray]:
   """Yields the same chunks, and moves a bar of percents."""
   done = 0
@@ -177,17 +158,3 @@ def counted(chunks: Iterable[np.ndarray], count: int, bar: Any) -> Iterator[np.n
     done += len(chunk)
     bar.update(100 * done // count - before)
     yield chunk
-
-
-def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-  """The same rows in arrays of `size`, the last of fewer."""
-  held: list[np.ndarray] = []
-  for chunk in chunks:
-    held.append(chunk)
-    while sum(map(len, held)) >= size:
-      whole = np.concatenate(held)
-      yield whole[:size].copy()
-      held = [whole[size:]]
-  remaining = np.concatenate(held) if held else np.zeros((0,))
-  if len(remaining):
-    yield remaining

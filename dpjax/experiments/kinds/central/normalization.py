@@ -90,8 +90,8 @@ def mechanism(
     relation = sampler.proof.checked_relation(asked, name)
   numbers = {"normalize_by": float(num_examples), "neighboring_relation": relation}
   try:
-    made_by = getattr(mechanisms, _MECHANISMS[type(chosen)])
-    return made_by(**numbers, **dataclasses.asdict(chosen))
+    mechanism_class = getattr(mechanisms, _MECHANISMS[type(chosen)])
+    return mechanism_class(**numbers, **dataclasses.asdict(chosen))
   except UserError as error:
     raise error.within("privacy.normalization") from error
 

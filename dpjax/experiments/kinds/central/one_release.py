@@ -24,11 +24,11 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.central import build, normalization, privacy
+from dpjax.experiments.kinds.central import build, features, normalization, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import promise, provenance, saved
+from dpjax.experiments.run import guarantee, provenance, saved
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Phase
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms import finite, least_squares
 from dpjax.plan import Plan
@@ -217,7 +217,7 @@ def phase(
     evaluate=scores,
     # A server reads them in place of the data.
     write=lambda folder, state: write_inputs(folder),
-    promise=promised(config, plan, releasing),
+    guarantee=promised(config, plan, releasing),
     save_every=1,
     steps_are="releases",
     before_steps=None if statistics is None else statistics._asdict(),
@@ -238,24 +238,26 @@ def _directions(config: TrainConfig, width: int, random: RunKeys) -> np.ndarray 
 
 def promised(
   config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
-) -> Promise:
+) -> Guarantee:
   """Returns the guarantee of the run, and in words what was released."""
-  asked = promise.asked(attack_of(config.privacy), plan.delta)
+  asked = guarantee.asked(attack_of(config.privacy), plan.delta)
   words = [asked, textwrap.fill(releasing.statement(), 92, break_on_hyphens=False)]
   if config.release:
     # The sums of a release have their own grid, finer than that of a step.
     fine = min(finite.fine_step(std) for std in releasing.stds)
     grid = f"is rounded to multiples of {fine:g} or more, in units of the norms,"
-    text = " ".join(promise.released(plan).split())
+    text = " ".join(guarantee.released(plan).split())
     text, count = re.subn(r"is rounded to the grid of multiples of \S+", grid, text)
     assert count == 1
     words.append(textwrap.fill(text, 92, break_on_hyphens=False))
-  return promise.noted(
-    promise.of_plan(
+  noted = guarantee.noted(
+    guarantee.of_plan(
       plan, plan.sampler.padded_batch_size - 1, budget=config.privacy.epsilon_budget
     ),
     "\n\n".join(text for text in words if text),
   )
+  # What features or a tokenizer know, a release knows as a training does.
+  return features.noted(config, noted)
 
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:
@@ -304,6 +306,8 @@ def _planned(
   }
   if config.resident is not None:
     facts["resident"] = config.resident
+  if behind := features.trained_on(config.model.name, config.data.name):
+    facts[saved.PRETRAINED_ON] = list(behind)
   if plan.statistics is not None:
     facts["normalization"] = fields.name_of(config.privacy, "normalization")
     facts["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier

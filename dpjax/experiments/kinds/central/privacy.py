@@ -270,7 +270,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   plan = _with_capacity(plan, privacy, num_examples)
   if plan.slices > plan.sampler.padded_batch_size:
     raise UserError(
-      f"must be <= {plan.sampler.padded_batch_size} slots of a batch",
+      f"must be <= {plan.sampler.padded_batch_size} rows of a padded batch",
       field="slices",
       value=plan.slices,
     )

@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from dpjax import data, models
+from dpjax.data import text
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.run import promise, writers
-from dpjax.models import public_trunks
+from dpjax.experiments.run import guarantee, writers
+from dpjax.models import public_trunks, sentence_encoder
 from dpjax.validate import UserError
 
 _CODE = ("dpjax.models.public_trunks", __name__)
+_CODE_OF_TEXTS = ("dpjax.models.sentence_encoder", "dpjax.models.bert", __name__)
 # Data sets of tensorflow-datasets that hold records of ImageNet, by how their names begin.
 _OF_IMAGENET = (
   "imagenet2012", "imagenet_resized", "imagenet_lt", "imagenette", "imagewang",
   "downsampled_imagenet",
+)  # fmt: skip
+# Those whose texts all-MiniLM-L6-v2 was trained on.
+_OF_SENTENCES = (
+  "eli5", "glue/mnli", "glue/qqp", "gooaq", "ms_marco", "multi_nli", "natural_questions", "reddit",
+  "snli", "squad", "trivia_qa", "wikihow", "yahoo_answers",
 )  # fmt: skip
 
 
@@ -39,20 +47,25 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   >>> trained_on("vgg16_linear", "cifar10"), trained_on("scatter_linear", "cifar10")
   (('ImageNet',), ())
   """
-  trunk = public_trunks.TRUNKS.get(models.needs_features(model) or "")
-  if trunk is None:
+  network = models.needs_features(model) or ""
+  of_texts = network in sentence_encoder.ENCODERS
+  if not of_texts and network not in public_trunks.TRUNKS:
     return ()
-  if data_name.startswith(_OF_IMAGENET):
+  known: Any = sentence_encoder.ENCODERS if of_texts else public_trunks.TRUNKS
+  knows = known[network].knows
+  if data_name.startswith(_OF_SENTENCES if of_texts else _OF_IMAGENET):
     raise UserError(
-      f"its features were trained on {trunk.knows}, whose records are in data.name="
+      f"its features were trained on {knows}, whose records are in data.name="
       f"{data_name!r}; no epsilon would hold, so data or model must be others",
       field="model.name",
       value=model,
     )
-  return (trunk.knows,)
+  return (knows,)
 
 
-def noted(promised: promise.Promise, model: str, known: Sequence[str]) -> promise.Promise:
+def noted(
+  promised: guarantee.Guarantee, model: str, known: Sequence[str]
+) -> guarantee.Guarantee:
   """Returns the same guarantee, which says what the features of the model know.
 
   Args:
@@ -62,20 +75,27 @@ def noted(promised: promise.Promise, model: str, known: Sequence[str]) -> promis
     return promised
   network = models.needs_features(model)
   data_sets = ", ".join(known)
-  text = (
+  note = (
     f"Features. The inputs of the model are features of the public network {network}, which "
     f"was trained on {data_sets}. Nothing is promised to records that are in those data, too; "
     "that there are none is assumed, not checked."
   )
   assumed = f"no record of this run is known to {network}, which was trained on {data_sets}"
-  wrapped = textwrap.fill(text, width=92, break_on_hyphens=False)
-  return promise.noted(promised, wrapped, assumed)
+  wrapped = textwrap.fill(note, width=92, break_on_hyphens=False)
+  return guarantee.noted(promised, wrapped, assumed)
 
 
 def computed(
   config: ModelConfig, dataset: data.Dataset, trunk: str
 ) -> features.ComputedFeatures:
-  """Returns the features of the images of a data set, before they are computed."""
+  """Returns the features of a data set, before they are computed.
+
+  Raises:
+    UserError: no images, or for a network of sentences no texts as bytes.
+  """
+  if trunk in sentence_encoder.ENCODERS:
+    return _of_texts(config, dataset, trunk)
+  features.check_images(dataset, f"model.name={config.name!r}")
   shape = public_trunks.trunk_shape(trunk, dataset.x.shape)
 
   def make() -> Iterator[np.ndarray]:
@@ -86,3 +106,26 @@ def computed(
   # The digest of the weights: features of other weights are others.
   settings = (shape, trunk, public_trunks.TRUNKS[trunk].sha256, config.mirrored)
   return features.ComputedFeatures(shape, settings, _CODE, make)
+
+
+def _of_texts(
+  config: ModelConfig, dataset: data.Dataset, encoder: str
+) -> features.ComputedFeatures:
+  at = f"model.name={config.name!r}"
+  is_bytes = dataset.vocab_size == text.VOCAB_SIZE and len(dataset.x.shape) == 2
+  if dataset.x.dtype != np.int32 or not is_bytes:
+    raise UserError(
+      f"{at}: needs texts as bytes, which data without a tokenizer give, not {dataset!r}"
+    )
+  if config.mirrored:
+    raise UserError("is of images", field="model.mirrored", value=True)
+  shape = sentence_encoder.sentence_shape(encoder, dataset.x.shape)
+
+  def make() -> Iterator[np.ndarray]:
+    chunks = sentence_encoder.sentence_chunks(dataset.x, encoder)
+    with writers.progress(100, 0, f"{encoder} features, percent") as bar:
+      yield from features.counted(chunks, len(dataset), bar)
+
+  known = sentence_encoder.ENCODERS[encoder]
+  settings = (shape, encoder, known.weights_sha256, known.tokenizer_sha256)
+  return features.ComputedFeatures(shape, settings, _CODE_OF_TEXTS, make)

@@ -1,11 +1,17 @@
-"""First parameters from a safetensors file in the layout of a published model."""
+"""First parameters from a safetensors file in the layout of a published model, or from a
+checkpoint of Flax or Orbax by the model's own names."""
 
 from __future__ import annotations
 
+import pathlib
+
 import flax.linen as nn
 
-from dpjax import models
+from dpjax import models, weight_folders
+from dpjax.experiments.kinds.central import public_tokenizers
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import saved
+from dpjax.models import checkpoint_files
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -36,11 +42,34 @@ def check(config: TrainConfig) -> None:
 
 
 def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> Params:
-  """Returns the weights of a file for the config's model; `params` are its first ones."""
+  """Returns the weights of a file or folder for the config's model.
+
+  Args:
+    params: the first parameters of the model.
+  """
+  if not path.endswith(".safetensors") and not weight_folders.is_checkpoint(path):
+    return saved.begun(config.pretrained, params)
+  if not path.endswith(".safetensors"):
+    label = f"pretrained={config.pretrained!r}"
+    arrays, fresh = checkpoint_files.read(path, params, label)
+    return saved.in_place_of(params, arrays, label, fresh)
   try:
     if config.model.name in _LOADERS:
       return getattr(models, _LOADERS[config.model.name])(path, model, params)
     assert isinstance(model, models.Transformer)
-    return models.load_gpt2(path, model)
+    return models.load_gpt2(path, model, first_id=_first_id(config))
   except UserError as error:
     raise error.of(field="pretrained", value=path) from error
+
+
+def _first_id(config: TrainConfig) -> int:
+  """Returns the data's id of the first word of the weights."""
+  tokenizer = public_tokenizers.of(config.data)
+  return 0 if tokenizer is None else tokenizer.first_id
+
+
+def write(
+  config: TrainConfig, model: models.Transformer, whole: Params, path: pathlib.Path
+) -> None:
+  """Writes all weights of a language model by the ids of the tokenizer's own file."""
+  models.save_gpt2(path, model, whole, first_id=_first_id(config))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 
-from dpjax import models, names, training, validate
+from dpjax import names, training, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
@@ -87,7 +87,7 @@ def _check_file(config: TrainConfig) -> None:
   # os.path, since pathlib raises for names too long for a file.
   if config.pretrained is not None:
     path = names.weights_file(config.pretrained)
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
       inside = "" if path == config.pretrained else " as params.npz in this folder"
       raise UserError(
         f"there is no such file{inside} (looked in {os.getcwd()})",
@@ -103,11 +103,12 @@ def _check_file(config: TrainConfig) -> None:
 
 def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
   """Returns the weights of the config's file; without a file, `params`."""
-  if config.pretrained is None or not str(config.pretrained).endswith(".safetensors"):
+  path = names.weights_file(config.pretrained or "")
+  if not path or path.endswith(".npz"):
     return saved.begun(config.pretrained, params)
   from dpjax.experiments.kinds.central import published_weights
 
-  return published_weights.loaded(config, config.pretrained, model, params)
+  return published_weights.loaded(config, path, model, params)
 
 
 def trained(
@@ -173,7 +174,9 @@ def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) 
   """Writes model.safetensors, if the config asks for it: adapters are merged into their
   matrices."""
   if config.safetensors:
-    models.save_gpt2(folder / SAVED_AS, model, whole)
+    from dpjax.experiments.kinds.central import published_weights
+
+    published_weights.write(config, model, whole, folder / SAVED_AS)
 
 
 def facts(config: TrainConfig) -> dict[str, Any]:

@@ -46,7 +46,7 @@ TASKS: dict[type | None, Task] = {
   ),
 }
 _NEXT_TOKEN = functools.partial(losses.next_token, padding_id=data.PADDING_ID)
-_OF_PEOPLE = functools.partial(_NEXT_TOKEN, sequences=True)
+_OF_USERS = functools.partial(_NEXT_TOKEN, sequences=True)
 _LANGUAGE = Task(
   "language_modeling",
   _NEXT_TOKEN,
@@ -76,19 +76,19 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
       field="model.name",
       value=config.model.name,
     )
-  if task is _LANGUAGE and of_people(dataset):
-    task = task._replace(loss=_OF_PEOPLE)
+  if task is _LANGUAGE and of_users(dataset):
+    task = task._replace(loss=_OF_USERS)
   return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
 
 
-def of_people(dataset: data.Dataset) -> bool:
+def of_users(dataset: data.Dataset) -> bool:
   """Whether an example is several sequences of tokens, [m, T], all of one user."""
   return dataset.x.dtype == np.int32 and dataset.x.ndim == 3
 
 
 def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
   """Raises UserError unless the guarantee names the unit that one row of the data is."""
-  are_users = of_people(dataset)
+  are_users = of_users(dataset)
   if are_users != (plan.sampler.unit == "user"):
     must, what = ("be", "all") if are_users else ("not be", "not all")
     raise UserError(

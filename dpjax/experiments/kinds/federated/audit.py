@@ -175,7 +175,7 @@ def target_of(
   method = config.privacy.method
   rounds = config.num_rounds
   if mechanism is not None:
-    shares = distributed.promise(config, mechanism, num_clients)
+    shares = distributed.guarantee(config, mechanism, num_clients)
     claim = audits.AuditClaim.of_promise(shares, rounds)
     return AuditTarget(
       claim, MEMBERS_SUMS, mechanism.l2_clip_norm, config.clients_per_round

@@ -44,8 +44,8 @@ from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import writers
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, every
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import execution
 from dpjax.federated.described import RunNumbers
@@ -63,7 +63,7 @@ class FedRun(NamedTuple):
   """Every object of a federated run."""
 
   plan: Plan  # of what runs: sampler and server noise
-  promise: Promise
+  guarantee: Guarantee
   algorithm: federated.FederatedAlgorithm
   params: Any
   apply: Any
@@ -450,10 +450,8 @@ def assemble(
   parts = (config, task.loss(apply), plan, random, num_clients, audited, mechanism)
   return FedRun(
     plan=plan,
-    promise=features_lib.noted(
-      privacy.make_promise(config, plan, reported, num_clients, mechanism),
-      config.model.name,
-      features_lib.trained_on(config.model.name, config.data.name),
+    guarantee=features_lib.noted(
+      config, privacy.make_promise(config, plan, reported, num_clients, mechanism)
     ),
     algorithm=_algorithm(*parts),
     params=params,
@@ -536,7 +534,7 @@ def _phase(config: FedConfig, fed: FedRun) -> Phase:
       fed.apply, federated.params_of(state), fed.test
     ),
     write=lambda folder, state: write_inputs(folder),
-    promise=fed.promise,
+    guarantee=fed.guarantee,
     row_at=lambda step: every(config.eval_every, step, total),
     observe=lambda state, info, step: facts.observed(config, fed, state, info),
     enough=lambda row: target is not None and row["test_accuracy"] >= target,

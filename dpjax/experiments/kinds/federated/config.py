@@ -133,9 +133,9 @@ class LocalConfig:
 class FedOptimizerConfig(OptimizerConfig):
   """The optimizer of a client, or of the server."""
 
-  rule: Annotated[Any, Choice(optimizers.FEDERATED, own=True), "or package.module:name"] = (
-    "sgd"
-  )
+  rule: Annotated[
+    Any, Choice(optimizers.FEDERATED, user_defined=True), "or package.module:name"
+  ] = "sgd"
 
 
 @dataclasses.dataclass
@@ -225,7 +225,7 @@ class FedConfig(WithChoices):
   ] = "auto"
   algorithm: Annotated[
     Any,
-    Choice(ALGORITHMS, own=True),
+    Choice(ALGORITHMS, user_defined=True),
     "what a client does, and what the server; or package.module:name",
   ] = "fed_avg"
   weighting: Annotated[
@@ -233,7 +233,7 @@ class FedConfig(WithChoices):
   ] = "uniform"
   aggregator: Annotated[
     Any,
-    Choice(AGGREGATORS, own=True),
+    Choice(AGGREGATORS, user_defined=True),
     "of clients' messages, without privacy; or package.module:name",
   ] = "mean"
   compression: Annotated[Any, Choice(COMPRESSIONS), "of messages to the server"] = "none"

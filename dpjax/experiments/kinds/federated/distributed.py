@@ -18,7 +18,7 @@ from dpjax.experiments.kinds.federated.config import (
   algorithms_that,
 )
 from dpjax.experiments.kinds.federated.secure_sums import NoSecureSum
-from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
@@ -48,8 +48,8 @@ _RELEASE = (
   "client and round, hashed from 256 bits of the operating system's entropy. These are kept in "
   "the checkpoints only: delete them, or keep them as secret as the data. Philox is not a "
   "cryptographic generator. Integer noise has no lattice of floating point; that NumPy's Poisson "
-  "sampler, whose rejection is in float64, has the probabilities of the ideal law to the last "
-  "bit is not proved. Per-client diagnostics were switched off."
+  "sampler, whose rejection is in float64, has the probabilities of the ideal distribution to "
+  "the last bit is not proved. Per-client diagnostics were switched off."
 )
 
 
@@ -144,9 +144,9 @@ def seed_of(key: jax.Array) -> int:
   return int.from_bytes(np.asarray(jax.random.key_data(key)).tobytes(), "little")
 
 
-def promise(
+def guarantee(
   config: FedConfig, noise_in_shares: secure.SkellamSum, num_clients: int
-) -> Promise:
+) -> Guarantee:
   """Returns the guarantee for one client of `num_clients`, under zero-out."""
   delta = config.privacy.delta
   asked: dict[str, Any] = {"neighboring_relation": _RELATION, "delta": delta}
@@ -179,7 +179,7 @@ def promise(
     )
     return "\n\n".join([*filled, text])
 
-  return Promise(
+  return Guarantee(
     kind="proved",
     delta=delta,
     relation=_RELATION,

@@ -78,9 +78,9 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
     "clients_per_round": config.clients_per_round,
     "partition": name_of(config, "partition"),
     **_noise_facts(config, fed),
-    "l2_clip_norm": fed.promise.l2_bound,
+    "l2_clip_norm": fed.guarantee.l2_bound,
     "sampler": repr(fed.plan.sampler),
-    **secure_sums.told(
+    **secure_sums.facts(
       config.secure_sum, name_of(config, "secure_sum"), config.clients_per_round
     ),
   }

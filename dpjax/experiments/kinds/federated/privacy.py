@@ -17,8 +17,8 @@ from dpjax.experiments.kinds.central.config import PrivacyConfig
 from dpjax.experiments.kinds.central.privacy import maker
 from dpjax.experiments.kinds.federated import distributed
 from dpjax.experiments.kinds.federated.config import FedAuditConfig, FedConfig
-from dpjax.experiments.run import promise, sizes
-from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run import guarantee, sizes
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.federated import placement
 from dpjax.noise import NoiseShape
 from dpjax.plan import Plan
@@ -32,7 +32,7 @@ _JOINED = 1000
 _IN_PLACES = 50
 METHODS = {
   "central": "the server clips messages and adds noise to their sum",
-  "local": "every client adds noise to its own message: a promise against the server, too",
+  "local": "every client adds noise to its own message: a guarantee against the server, too",
   "both": "noise of the clients, and of the server",
   "none": "no noise, no epsilon",
   "dp_ftrl": "as central, with noise that is correlated over the rounds",
@@ -78,7 +78,7 @@ def canaries_join(config: FedConfig) -> bool:
   """Whether the canary clients of this run can join all others, so that no client is
   replaced.
 
-  Under add_or_remove_one a promise is about federations of any size. Samplers that are told
+  Under add_or_remove_one a guarantee is about federations of any size. Samplers that are told
   how many clients there are, and the promises of clients' own noise, need canaries that take
   somebody's place.
   """
@@ -359,7 +359,7 @@ _LOCAL_NOTE = (
 )
 
 
-def local_promise(config: FedConfig, num_clients: int) -> Promise:
+def local_promise(config: FedConfig, num_clients: int) -> Guarantee:
   """Returns the guarantee against the server itself, for a client that takes part in every
   round."""
   noise = local_noise(config) or 0.0
@@ -367,7 +367,7 @@ def local_promise(config: FedConfig, num_clients: int) -> Promise:
   relation = str(NeighboringRelation.REPLACE_ONE)
   budget = config.privacy.epsilon_budget
   if not noise:
-    promise.check_nothing_asked(budget=budget, release=config.release)
+    guarantee.check_nothing_asked(budget=budget, release=config.release)
 
   def statement(rounds: int) -> str:
     text = accounting.privacy_statement(
@@ -379,7 +379,7 @@ def local_promise(config: FedConfig, num_clients: int) -> Promise:
     )
     return f"{_LOCAL_NOTE}\n\n{text}"
 
-  return Promise(
+  return Guarantee(
     kind="proved" if noise else "none",
     delta=delta,
     relation=relation,
@@ -402,19 +402,19 @@ def make_promise(
   reported: Plan,
   num_clients: int,
   mechanism: secure.SkellamSum | None = None,
-) -> Promise:
+) -> Guarantee:
   """Returns the guarantee for one of `num_clients`.
 
   The plans are those of `make_plan`, the mechanism that of `distributed.mechanism`.
   """
-  asked = promise.asked(attack_of(config.privacy), config.privacy.delta)
+  asked = guarantee.asked(attack_of(config.privacy), config.privacy.delta)
   if mechanism is not None:
-    return promise.noted(distributed.promise(config, mechanism, num_clients), asked)
+    return guarantee.noted(distributed.guarantee(config, mechanism, num_clients), asked)
   if config.privacy.method == "local":
-    return promise.noted(local_promise(config, num_clients), asked)
+    return guarantee.noted(local_promise(config, num_clients), asked)
   simulated = reported is not ran
   notes = [_simulation_note(config) if simulated else "", asked]
-  return promise.of_plan(
+  return guarantee.of_plan(
     reported,
     num_clients,
     ran=ran if simulated else None,

@@ -148,7 +148,7 @@ SECURE_SUMS: dict[str, type] = {
 }
 
 
-def told(chosen: Any, name: str, clients_per_round: float) -> dict[str, Any]:
+def facts(chosen: Any, name: str, clients_per_round: float) -> dict[str, Any]:
   """Returns the part of result.json; {} where there is no secure sum."""
   if isinstance(chosen, NoSecureSum):
     return {}

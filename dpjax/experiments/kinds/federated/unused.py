@@ -26,7 +26,7 @@ def of_federation(config: FedConfig) -> Unused:
   return (
     of_data(config.data, of_leaf=fields.name_of(config, "partition") == "leaf")
     | of_model(config.model)
-    | needs(False, "a promise to one example, not to one user", "data.num_examples")
+    | needs(False, "a guarantee of one example, not of one user", "data.num_examples")
     | needs(
       not hasattr(config.partition, "num_clients"),
       "users that the data name",
@@ -80,14 +80,14 @@ def _federated_privacy(config: FedConfig) -> Unused:
   privacy = config.privacy
   section = "privacy"
   method = privacy.method
-  promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget", "attacker")
+  guarantee = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget", "attacker")
   reported = method != "none" or config.audit.enabled
   simulated = f"{section}.simulated_cohort", f"{section}.simulated_clients"
   return (
     needs(
       method != "none",
       "privacy (privacy.method)",
-      *(f"{section}.{name}" for name in promise),
+      *(f"{section}.{name}" for name in guarantee),
     )
     | needs(method != "none", "privacy (privacy.method)", f"{section}.clipping")
     | needs(reported, "privacy (privacy.method) or audit.enabled", f"{section}.delta")

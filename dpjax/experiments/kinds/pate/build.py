@@ -24,6 +24,7 @@ from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig, check
 from dpjax.experiments.run import pieces, sizes
 from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import (
   Job,
   Phase,
@@ -35,7 +36,6 @@ from dpjax.experiments.run.loop import (
   single,
 )
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.teacher_votes import UNANSWERED
 from dpjax.training import pate
@@ -79,7 +79,7 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
   def start(random: RunKeys) -> Schedule:
     sides = read()
-    num_records = sizes.told(
+    num_records = sizes.stated(
       len(sides.private),
       sides.private.nominal_size,
       relation=config.neighboring_relation,
@@ -115,7 +115,7 @@ def _schedule(
   config: PateConfig,
   sides: _Sides,
   random: RunKeys,
-  guarantee: Promise,
+  guarantee: Guarantee,
   train_phase: TrainPhase,
 ) -> RunOutcome:
   # Both phases read them, and a resumed run may need only the second.
@@ -241,7 +241,7 @@ def _queries_phase(
   sides: _Sides,
   counts: np.ndarray,
   random: RunKeys,
-  guarantee: Promise,
+  guarantee: Guarantee,
   student: _Student,
 ) -> Phase:
   mechanism = config.aggregate
@@ -285,7 +285,7 @@ def _queries_phase(
     released=student.released,
     evaluate=student.scores,
     row_at=lambda query: every(config.eval_every, query, config.num_queries),
-    promise=guarantee,
+    guarantee=guarantee,
     name="queries",
     subfolder="queries",
     steps_are="queries",

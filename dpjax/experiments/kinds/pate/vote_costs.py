@@ -16,8 +16,8 @@ from dpjax import accounting
 from dpjax.accounting import votes
 from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.experiments.kinds.pate.config import PateConfig
-from dpjax.experiments.run import promise
-from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run import guarantee
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.mechanisms.teacher_votes import ConfidentGNMax
 from dpjax.noise import source
 from dpjax.validate import UserError
@@ -50,7 +50,7 @@ def step_events(config: PateConfig) -> list[accounting.DpEvent]:
   return events
 
 
-def promised(config: PateConfig, num_records: int | None) -> Promise:
+def promised(config: PateConfig, num_records: int | None) -> Guarantee:
   """Returns the guarantee of a run. It is independent of the votes.
 
   Args:
@@ -59,7 +59,7 @@ def promised(config: PateConfig, num_records: int | None) -> Promise:
   events = step_events(config)
   accountant = "rdp" if config.publish_cost else "pld"
   relation = config.neighboring_relation
-  whole = promise.of_event(
+  whole = guarantee.of_event(
     accounting.joined(events),
     delta=config.delta,
     l2_bound=1.0,
@@ -100,7 +100,7 @@ def promised(config: PateConfig, num_records: int | None) -> Promise:
 
 
 def _words(config: PateConfig) -> str:
-  chooses = "content" if config.neighboring_relation == promise.ADD else "place"
+  chooses = "content" if config.neighboring_relation == guarantee.ADD else "place"
   text = (
     f"PATE: {config.num_teachers} teachers on disjoint parts. A record's {chooses} chooses its "
     "teacher, so one record changes one vote of each query: one count falls by one, another "

@@ -37,7 +37,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.run import checkpoint, loop, report, saved, sizes, writers
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
@@ -189,9 +189,9 @@ def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.P
   )
 
 
-def promise(privacy: relevance.Privacy, num_records: int) -> Promise:
+def guarantee(privacy: relevance.Privacy, num_records: int) -> Guarantee:
   """Converts a method's guarantee into the form that every run uses."""
-  return Promise(
+  return Guarantee(
     kind=privacy.kind,
     delta=privacy.delta,
     relation=privacy.neighboring_relation or "",
@@ -347,7 +347,7 @@ def _result(
 ) -> dict[str, Any]:
   rows = writers.read_metrics(folder)
   last = rows[-1]
-  stated = promise(outcome.privacy, job.size)
+  stated = guarantee(outcome.privacy, job.size)
   losses = [row["test_loss"] for row in rows if not math.isnan(row["test_loss"])]
   stated.warn()
   result = {

@@ -18,9 +18,9 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.config import SecureConfig, check
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.guarantee import NONE
 from dpjax.experiments.run.loop import Job, Phase, RunOutcome, Schedule, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.promise import NONE
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
@@ -38,11 +38,11 @@ class Computed(NamedTuple):
   hides: str  # what from whom
   num_steps: int
   params: Any  # what may leave
-  facts: dict[str, Any] | None = None  # of a promise; None: there is none
+  facts: dict[str, Any] | None = None  # of a guarantee; None: there is none
   more: dict[str, Any] = {}  # noqa: RUF012 - read alone
 
 
-_TOLD = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
+_REPORTED = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
 
 
 def digest(config: SecureConfig) -> bytes:
@@ -98,7 +98,7 @@ def _schedule(
     "dataset": config.data.name,
     "method": computed.protocol,
     "bytes": computed.num_bytes,
-    **{name: getattr(computed, name) for name in _TOLD},
+    **{name: getattr(computed, name) for name in _REPORTED},
     **computed.more,
   }
   return RunOutcome(computed.params, lambda folder: result, saved_as="secure.npz")

@@ -164,7 +164,7 @@ TASKS = {
   "noisy_model": NoisyModelTask,
 }
 # Sections that only one task reads.
-_ROOMS = {"protocol": "task='sum'", "train": "task='infer'"}
+_SECTIONS = {"protocol": "task='sum'", "train": "task='infer'"}
 
 
 @dataclasses.dataclass
@@ -211,7 +211,7 @@ def check(config: SecureConfig) -> None:
 def _unread(config: SecureConfig) -> unread_lib.Unused:
   """Returns the fields of the config itself that this computation does not read."""
   task = config.task
-  other = {section: what for section, what in _ROOMS.items() if section != task.reads}
+  other = {section: what for section, what in _SECTIONS.items() if section != task.reads}
   layers = not isinstance(task, TrainTask) or bool(task.hidden)
   return (
     other

@@ -64,7 +64,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   """Trains, then queries the images, in batches."""
   trained = train_phase(central.phase(config.train, ready.run)._replace(subfolder="model"))
   params = training.eval_params(trained.state)
-  promise = ready.run.promise
+  guarantee = ready.run.guarantee
   net = inference.network_of(params)
   count = len(ready.x)
   asked = train_phase(_questions(config, ready, net)).state
@@ -84,7 +84,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     hides=_HIDES,
     num_steps=config.train.num_steps,
     params=params,
-    facts=promise.facts(trained.ledger, trained.final_epsilon),
+    facts=guarantee.facts(trained.ledger, trained.final_epsilon),
     more={
       "test_accuracy": accuracy,
       "plain_accuracy": usual,

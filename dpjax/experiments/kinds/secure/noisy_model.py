@@ -16,7 +16,7 @@ from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
 from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
-from dpjax.experiments.run import pieces, promise
+from dpjax.experiments.run import guarantee, pieces
 from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
@@ -38,7 +38,7 @@ _HIDES = (
 class _Ready(NamedTuple):
   rows: LabelledRows
   mechanism: OutputNoise
-  promise: promise.Promise
+  guarantee: guarantee.Guarantee
 
 
 def load_data(config: SecureConfig) -> LabelledRows:
@@ -74,7 +74,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
       learning_rate=task.learning_rate,
       frac_bits=task.frac_bits,
     ).calibrated(epsilon=task.epsilon, delta=task.delta)
-  promised = promise.of_event(
+  promised = guarantee.of_event(
     mechanism.event(),
     delta=task.delta,
     l2_bound=mechanism.l2_sensitivity / 2,
@@ -85,7 +85,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
   statement = mechanism.statement()
   if task.diagnostics:
     statement = f"{statement} {_NOT_PRIVATE}"
-  return _Ready(loaded, mechanism, promise.noted(promised, statement))
+  return _Ready(loaded, mechanism, guarantee.noted(promised, statement))
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
@@ -104,7 +104,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     classes = scores.argmax(axis=1) if several else scores[:, 0] >= 0
     return float(np.mean(classes == rows.test_labels))
 
-  facts = ready.promise.facts(released.ledger, released.final_epsilon)
+  facts = ready.guarantee.facts(released.ledger, released.final_epsilon)
   noisy = accuracy(weights)
   summary = f"accuracy {noisy:.4f}, "
   if config.task.diagnostics:
@@ -143,7 +143,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
       "bytes_dealt": int(dealt),
       "rounds": int(rounds),
       "ledger": released.ledger.to_json(),
-      "privacy_statement": ready.promise.statement(1),
+      "privacy_statement": ready.guarantee.statement(1),
     },
   )
 
@@ -188,7 +188,7 @@ def _training(ready: _Ready) -> Phase:
 
 
 def _release(ready: _Ready, trained: Arrays) -> Phase:
-  """Returns a phase of one step: the opening, which is charged."""
+  """Returns a phase of one step: the opening, which is accounted."""
   mechanism = ready.mechanism
   shares = [np.asarray(share) for share in trained["shares"]]
   secret = np.asarray(trained["secret"]).tolist()
@@ -210,4 +210,4 @@ def _release(ready: _Ready, trained: Arrays) -> Phase:
     state["weights"] = ran.outputs[0]
 
   phase = pieces.filled(1, init, open_once, name="opening", subfolder="opening")
-  return phase._replace(promise=ready.promise)
+  return phase._replace(guarantee=ready.guarantee)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import pictures
-from dpjax.experiments.run import promise, report, writers
+from dpjax.experiments.run import guarantee, report, writers
 from dpjax.markdown import table
 from dpjax.pictures import PAGE, Look
 
@@ -42,7 +42,7 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
       "of": result["error_is"],
       "found": result["found"],
       "hides": result["hides"],
-      "epsilon": promise.told(result),
+      "epsilon": guarantee.summary(result),
     }
     for result in results
   ]
@@ -74,7 +74,7 @@ def amount(num_bytes: int) -> str:
   return f"{value:.3g} {unit}"
 
 
-def told(result: Row) -> str:
+def summary(result: Row) -> str:
   """Summarises a run in one line."""
   return (
     f"{result['method']}, {result['sizes']}: {result['found']}; error {result['error']:.1e}, "

@@ -1,7 +1,7 @@
 """Builds the job of one run of private synthesis from a `SynthesisConfig`.
 
 Step 1 is the one release of the run, and the only step that reads a private record. Every later
-step updates the generator some times: post-processing, which is charged as no event.
+step updates the generator some times: post-processing, which is accounted as no event.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
-from dpjax.experiments.run import promise, sizes
+from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.finite import fine_step
@@ -100,14 +100,14 @@ def _checked(config: SynthesisConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any
 
 def promised(
   config: SynthesisConfig, mechanism: ClassSums, num_records: int | None
-) -> Promise:
+) -> Guarantee:
   """Returns the guarantee of a run: that of its first step, whatever comes after it.
 
   Args:
     num_records: public size of the private data; None: it is a secret.
   """
   event = mechanism.event(config.neighboring_relation)
-  whole = promise.of_event(
+  whole = guarantee.of_event(
     event,
     delta=config.delta,
     l2_bound=1.0,
@@ -118,7 +118,7 @@ def promised(
   )
   nothing: DpEvent = NoOpDpEvent()
   note = textwrap.fill(_words(config, mechanism), width=92, break_on_hyphens=False)
-  return promise.noted(
+  return guarantee.noted(
     dataclasses.replace(
       whole,
       step_event=lambda step: nothing if step else event,
@@ -289,7 +289,7 @@ class _Run:
   def phase(self) -> Phase:
     """Returns the run as a training."""
     config = self.config
-    num_records = sizes.told(
+    num_records = sizes.stated(
       len(self.train), self.train.nominal_size, relation=config.neighboring_relation
     )
     blocks = max(1, config.eval_every // self.at_once)
@@ -301,7 +301,7 @@ class _Run:
       released=lambda state: {"sums": state["sums"], "generator": state["params"]},
       evaluate=self.scores,
       write=self.write,
-      promise=promised(config, self.mechanism, num_records),
+      guarantee=promised(config, self.mechanism, num_records),
       row_at=lambda step: every(blocks, step, self.num_steps),
       steps_are="steps: a release, then updates",
       planned=lambda: {

@@ -6,13 +6,13 @@ and from E = -log(u), which is exponential. No distribution ends where
 a float type's uniform numbers would. u is read from its first bit that is not zero, and 1 - u
 where u is near 1. So the resolution is that of the float type at every size of E.
 
-| law         | from                         | float32 and float64 end at         |
-| ----------- | ---------------------------- | ---------------------------------- |
-| exponential | E                            | 133.7                              |
-| Laplace     | E with a random sign         | 133.7 scales                       |
-| normal      | sqrt(2 E) cos(angle)         | 16.3 standard deviations           |
-| Gumbel      | -log(E)                      | -4.89, and 87 (133.7 in float64)   |
-| Bernoulli   | u < prob, in integers        | probabilities are multiples of 2^-128 |
+| distribution | from                         | float32 and float64 end at         |
+| ------------ | ---------------------------- | ---------------------------------- |
+| exponential  | E                            | 133.7                              |
+| Laplace      | E with a random sign         | 133.7 scales                       |
+| normal       | sqrt(2 E) cos(angle)         | 16.3 standard deviations           |
+| Gumbel       | -log(E)                      | -4.89, and 87 (133.7 in float64)   |
+| Bernoulli    | u < prob, in integers        | probabilities are multiples of 2^-128 |
 
 A distribution cut off there differs from the true one with probability 2^-192 per number.
 """

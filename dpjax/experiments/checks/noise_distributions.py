@@ -45,7 +45,7 @@ def _untested(plan: Plan) -> str:
   )
 
 
-def _charged_multiplier(plan: Plan) -> float | None:
+def _accounted_multiplier(plan: Plan) -> float | None:
   """Returns the noise multiplier of the white noise in the accounting; None without such noise."""
   if not plan.is_private:
     return None
@@ -78,7 +78,7 @@ def _variance_z(values: np.ndarray) -> float:
   return _energy_z(np.sum(values**2), values.size)
 
 
-def _law_deviations(
+def _distribution_deviations(
   recorded: Record, std: float, grid: float
 ) -> Iterator[tuple[float, str]]:
   leaves = [leaf / std for leaf in recorded.sampled]
@@ -190,13 +190,13 @@ def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[fl
 def noise_tails(subject: Subject) -> Row:
   """Tests that noise is not truncated: its tails match those of a Gaussian."""
   name = "noise has its tails"
-  multiplier = _charged_multiplier(subject.plan)
+  multiplier = _accounted_multiplier(subject.plan)
   if multiplier is None:
     return not_applicable(name, _untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   seen = noise_record.tails(subject, noise_record.test_keys(subject, 3))
   if seen is None:
-    return not_applicable(name, "correlated noise; see its law")
+    return not_applicable(name, "correlated noise; its std and independence are tested")
   grid = noise.source.grid_step(std) / std if subject.release else 0.0
   worst, what = max(_tail_deviations(seen, grid), key=_nan_first)
   extremes = f"least {seen.lowest:.3g}, largest {seen.highest:.3g}"
@@ -208,13 +208,13 @@ def noise_std(subject: Subject) -> Row:
   """Tests that the noise is Gaussian with the accounted standard deviation, in every leaf
   and at every step."""
   name = "noise as charged"
-  multiplier = _charged_multiplier(subject.plan)
+  multiplier = _accounted_multiplier(subject.plan)
   if multiplier is None:
     return not_applicable(name, _untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   (recorded,) = noise_record.records(subject, [noise_record.test_keys(subject, 0)])
   grid = noise.source.grid_step(std) if subject.release else 0.0
-  worst, where = max(_law_deviations(recorded, std, grid), key=_nan_first)
+  worst, where = max(_distribution_deviations(recorded, std, grid), key=_nan_first)
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
   # Spread over its cell, since the test assumes a continuous distribution.
   spread = np.random.default_rng(SEED).uniform(-grid / 2, grid / 2, pooled.size)
@@ -389,7 +389,7 @@ def _copies(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
 def noise_independence(subject: Subject) -> Row:
   """Tests that no two steps, leaves, coordinates or keys share noise."""
   name = "noise independent"
-  if _charged_multiplier(subject.plan) is None:
+  if _accounted_multiplier(subject.plan) is None:
     return not_applicable(name, _untested(subject.plan))
   keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
   mine, other = noise_record.records(subject, keys)

@@ -1,6 +1,6 @@
 """The guarantee of a run. Every epsilon shown to a user is read from here.
 
-A promise is made before the first step and answers, for any number of steps, what they cost
+A guarantee is made before the first step and answers, for any number of steps, what they cost
 and in which words. What is printed at the end is that of the ledger: of what really ran.
 """
 
@@ -14,14 +14,12 @@ from typing import Any
 
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from dpjax import accounting, noise, validate
+from dpjax import _moved, accounting, noise, validate
 from dpjax.accounting import (
-  NOTHING,
   Budget,
   BudgetExceeded,
   Ledger,
   by_name,
-  delta_warning,
   overflow,
   upper,
 )
@@ -38,12 +36,15 @@ MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
 ADVANTAGE = "max_advantage"
 
+# Old name, for one release: users' kinds of runs print it.
+__getattr__ = _moved.names_of_module(__name__, told="summary", Promise="Guarantee")
+
 
 @dataclasses.dataclass(frozen=True)
-class Promise:
+class Guarantee:
   """A guarantee: its unit, its kind of epsilon, its neighbouring relation.
 
-  >>> Promise("claimed", 0.0, "replace_one")
+  >>> Guarantee("claimed", 0.0, "replace_one")
   Traceback (most recent call last):
   ...
   ValueError: a claimed epsilon must name the assumptions that fail
@@ -58,7 +59,9 @@ class Promise:
   step_event: Callable[[int], DpEvent] = lambda step: NoOpDpEvent()
   remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
   curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after so many steps
-  statement: Callable[[int], str] = lambda steps: NOTHING  # in words, after so many
+  statement: Callable[[int], str] = lambda steps: (
+    accounting.NOTHING
+  )  # in words, after so many
   accounted_delta: float | None = None  # of the ledger: delta less what is set aside
   l2_bound: float = math.inf  # of one record's part in a step
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
@@ -92,7 +95,7 @@ class Promise:
     except BudgetExceeded as error:
       raise error.of(field="privacy.epsilon_budget") from error
 
-  def charged(self, ledger: Ledger) -> float:
+  def accounted(self, ledger: Ledger) -> float:
     """Returns epsilon of the recorded steps, not of the planned ones."""
     return ledger.epsilon(
       self.accounted_delta or 0.0,
@@ -154,16 +157,16 @@ class Promise:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}
     facts |= self.attackers(ledger, epsilon)
     if self.kind == "simulated":
-      return facts | {"epsilon_of_this_run": self.charged(ledger)}
+      return facts | {"epsilon_of_this_run": self.accounted(ledger)}
     # Of the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
-    return facts | ({"epsilon": self.charged(ledger)} if proved else {})
+    return facts | ({"epsilon": self.accounted(ledger)} if proved else {})
 
   def warn(self) -> None:
     """Warns where delta is not smaller than 1 / number of records."""
     if not (self.delta and self.num_records) or self.kind == "none":
       return
-    warning = delta_warning(self.delta, self.num_records)
+    warning = accounting.delta_warning(self.delta, self.num_records)
     if warning:
       what = "num_clients" if self.unit == "user" else "num_examples"
       writers.warn(warning.replace("num_examples", what))
@@ -179,12 +182,12 @@ def of_plan(
   budget: float | None = None,
   note: str = "",
   release: bool = False,
-) -> Promise:
+) -> Guarantee:
   """Returns the guarantee of a plan that runs on that many records.
 
   Args:
     ran: what really runs, where `plan` is that of a larger deployment, with `deployed`
-      records: then the promise is simulated.
+      records: then the guarantee is simulated.
     unit: whose data are one record; "" for the plan's own word.
     note: text before the plan's statement.
     release: noise on a grid, keys of the operating system; see `released`.
@@ -203,7 +206,7 @@ def of_plan(
     parts = [note, text, released(plan) if release else ""]
     return "\n\n".join(part for part in parts if part)
 
-  return Promise(
+  return Guarantee(
     kind=kind if plan.is_private else "none",
     delta=plan.delta,
     relation=str(plan.neighboring_relation),
@@ -235,7 +238,7 @@ def of_event(
   budget: float | None = None,
   assumed: str = "",
   release: bool = False,
-) -> Promise:
+) -> Guarantee:
   """Returns the guarantee of a run without a `Plan`, each of whose steps has one event.
 
   Whether the steps do what the event says cannot be checked here.
@@ -253,8 +256,8 @@ def of_event(
     UserError: a budget, or a release, of a run that promises nothing.
 
   >>> from dpjax.accounting import gaussian_event
-  >>> found = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
-  >>> found.kind, round(found.curve(1), 3)
+  >>> stated = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
+  >>> stated.kind, round(stated.curve(1), 3)
   ('proved', 1.993)
   """
   kinds = [(type(part).__name__, kind_of(part)) for part in accounting.parts(event)]
@@ -284,7 +287,7 @@ def of_event(
   is_private = math.isfinite(curve(num_steps))
   if not is_private:
     check_nothing_asked(budget=budget, release=release)
-  return Promise(
+  return Guarantee(
     kind=kind if is_private else "none",
     delta=delta,
     relation=relation,
@@ -293,7 +296,7 @@ def of_event(
     step_event=lambda step: event,
     remaining_event=lambda start: accounting.composed(event, num_steps - start),
     curve=curve,
-    statement=statement if is_private else lambda steps: NOTHING,
+    statement=statement if is_private else lambda steps: accounting.NOTHING,
     accounted_delta=delta,
     l2_bound=l2_bound,
     num_records=num_records,
@@ -302,7 +305,7 @@ def of_event(
   )
 
 
-NONE = Promise("none", None, "")
+NONE = Guarantee("none", None, "")
 
 
 def named(assumptions: Iterable[str]) -> str:
@@ -321,11 +324,11 @@ def check_nothing_asked(*, budget: float | None, release: bool) -> None:
     raise UserError(f"{shown}: needs an epsilon, and nothing is proved for this run")
 
 
-def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
+def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
   """Returns the same guarantee with a note before its statement; "" for none.
 
   Args:
-    assumed: what the promise rests on and nothing here can check: then it is a claim.
+    assumed: what the guarantee rests on and nothing here can check: then it is a claim.
   """
   if not note:
     return promised
@@ -379,11 +382,11 @@ def released(plan: Plan) -> str:
   )
 
 
-def told(result: Mapping[str, Any]) -> str:
+def summary(result: Mapping[str, Any]) -> str:
   """Returns the guarantee of a result.json in a few words; a claim always names the
   assumptions that fail.
 
-  >>> told({"epsilon_kind": "none"})
+  >>> summary({"epsilon_kind": "none"})
   'not private'
   """
   kind = result["epsilon_kind"]
@@ -395,7 +398,7 @@ def told(result: Mapping[str, Any]) -> str:
     under += ", what really ran is not proved"
   if kind != "claimed":
     meaning = f"{epsilon} ({kind}, {under}, per {result['unit']})"
-    return f"{meaning}{attackers_told(result)}"
+    return f"{meaning}{attackers_bound(result)}"
   theorem = result.get("claimed_epsilon_thm7")
   by_theorem = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
   failed = named(result["failed_assumptions"])
@@ -405,11 +408,11 @@ def told(result: Mapping[str, Any]) -> str:
   )
 
 
-def attackers_told(result: Mapping[str, Any]) -> str:
+def attackers_bound(result: Mapping[str, Any]) -> str:
   """States the most that an attacker can do, after an epsilon; "" where the result has
   none.
 
-  >>> attackers_told({"mu": 0.5, "tpr_at_fpr_0.01": 0.034})
+  >>> attackers_bound({"mu": 0.5, "tpr_at_fpr_0.01": 0.034})
   ', mu=0.5, TPR at most 0.034 at FPR 0.01'
   """
   words = [f", mu={upper(result[MU])}"] if MU in result else []

@@ -1,0 +1,110 @@
+"""Noise on a batch of fixed size, drawn with replacement."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import dp_accounting as dpa
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+
+from dpjax.accounting.event_kinds.bounded_contribution import BoundedContributionDpEvent
+from dpjax.accounting.event_kinds.fixed_size import fixed_size_event
+from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, sampled
+from dpjax.accounting.proved import ADD, REPLACE, Proved
+
+
+class WithReplacementKind(EventKind):
+  """Gaussian noise on b draws out of n records or more, each draw uniform, copies counted.
+
+  `dpjax.accounting.exchanged_copies` has the proofs. Where a record joins, its pair is that of b
+  records of one user, each with the chance 1 / n, at twice the shift (`bounded_contribution`).
+  """
+
+  name = "sampled_with_replacement"
+  event = dpa.SampledWithReplacementDpEvent
+  fields = ("source_dataset_size", "sample_size", "event")
+  scheme = "with_replacement"
+  proof = Proved((REPLACE, ADD), ("pld",))
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    size = event.sample_size
+    total = event.source_dataset_size
+    if size == 0:
+      return []
+    # The constructor checks both numbers.
+    with_replacement_event(event.event, num_examples=total, batch_size=size)
+    return sampled(
+      event,
+      (dpa.GaussianDpEvent,),
+      lambda inner: dpa.SampledWithReplacementDpEvent(total, size, inner),
+    )
+
+  def under_replace_one(self, part: Any) -> DpEvent:
+    # The noise is relative to the sensitivity of one copy, which is 2 C where it is replaced.
+    inner = kind_of(part.event).under_replace_one(part.event)
+    return dpa.SampledWithReplacementDpEvent(
+      part.source_dataset_size, part.sample_size, inner
+    )
+
+  def under_add_or_remove_one(self, part: Any) -> DpEvent:
+    # Each copy of a joining record takes the place of another one: it moves the sum by 2 C.
+    inner: Any = kind_of(part.event).under_replace_one(part.event)
+    return BoundedContributionDpEvent(
+      1 / part.source_dataset_size, part.sample_size, inner.noise_multiplier
+    )
+
+  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    from dpjax.accounting.exchanged_copies import copies_pld  # few runs need it
+
+    return copies_pld(
+      num_examples=part.source_dataset_size,
+      batch_size=part.sample_size,
+      noise_multiplier=2 * part.event.noise_multiplier,
+      interval=interval,
+    )
+
+  # The next two only guide the choice of a grid.
+  def renyi_two(self, part: Any) -> float:
+    joining: Any = self.under_add_or_remove_one(part)
+    # The part has its noise relative to the sensitivity already.
+    joining = dataclasses.replace(joining, noise_multiplier=part.event.noise_multiplier)
+    return kind_of(joining).renyi_two(joining)
+
+  def largest_loss(self, part: Any) -> float:
+    from dpjax.accounting.exchanged_copies import copies_largest_loss
+
+    noise = 2 * part.event.noise_multiplier
+    return copies_largest_loss(part.source_dataset_size, part.sample_size, noise)
+
+  def gaussian_noise(self, part: Any) -> float | None:
+    return kind_of(part.event).gaussian_noise(part.event)
+
+  def joining_prob(self, part: Any) -> float:
+    from dpjax.accounting.exchanged_copies import joining_prob
+
+    return joining_prob(part.source_dataset_size, part.sample_size)
+
+  def describe(self, part: Any, unit: str) -> str:
+    return (
+      f"{kind_of(part.event).describe(part.event, unit)} on a batch with replacement (assumed: "
+      f"{part.sample_size} draws out of {part.source_dataset_size} {unit}s or more, each uniform "
+      "and on its own, every copy clipped by itself)"
+    )
+
+
+def with_replacement_event(
+  event: DpEvent, *, num_examples: int, batch_size: int
+) -> DpEvent:
+  """Returns `event` on `batch_size` records drawn uniformly WITH replacement.
+
+  Arguments and errors are those of `fixed_size_event`; a noise multiplier is for one copy.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> with_replacement_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
+  2
+  """
+  # It checks both numbers.
+  fixed_size_event(event, num_examples=num_examples, batch_size=batch_size)
+  return dpa.SampledWithReplacementDpEvent(int(num_examples), int(batch_size), event)

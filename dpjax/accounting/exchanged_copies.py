@@ -1,0 +1,205 @@
+"""Privacy loss of one noisy sum over a batch drawn WITH replacement, where a record is exchanged.
+
+A step draws b times one of n records, uniformly, and adds Gaussian noise to the sum of their
+clipped gradients, each copy clipped by itself. Norms are in multiples of the clip norm, and z is
+the noise multiplier. A record has M copies in a batch, M binomial of b draws of chance 1 / n.
+
+Draw b of the other n - 1 records, with replacement: o_1, .., o_b. Draw a set I of places, each of
+them with chance 1 / n. The batch is o, with the record in the places I, so around the sum of o
+the neighbours' outputs are, given o,
+
+  P = E_I N(u_I),  u_I = sum over i in I of x - o_i,   and   Q = E_I N(v_I),  likewise with y.
+
+At I empty both are N(0), with the chance 1 - q, q = 1 - (1 - 1 / n)^b. Write P_1 and Q_1 for the
+rest. Of a set I of m places u_I and v_I have norm 2 m at most, and so has their difference
+m (x - y). By advanced joint convexity (Balle, Barthe and Gaboardi 2018, arXiv:1807.01647,
+theorem 2), at g = 1 + q (g' - 1) >= 1 and with B = g / g',
+
+  H_g(P, Q) <= (1 - B) q H_g'(P_1, N(0)) + B q H_g'(P_1, Q_1).
+
+The first divergence is q H_g'(P_1, N(0)) = H_g(P, N(0)), that of a mixture of Gaussians against
+one. It is at most G(g) = H_g(E N(2 M), N(0)) (`BoundedContributionKind` has the proof). The second
+is at most h(g) = sum over m >= 1 of P(M = m) H_g'(N(2 m), N(0)), given the number of places. So
+
+  k(g) = (1 - B) G(g) + B h(g)   for g >= 1,   k(g) = 1 - g + g k(1 / g)   for g < 1
+
+is at least H_g(P, Q) and H_g(Q, P) and, as divergences are jointly convex, their mean over o. B
+falls from 1 to q, so in the tails k is nearly G.
+
+A profile composes adaptively if it is convex (Zhu, Dong and Wang 2022, arXiv:2106.08567, theorem
+10). At g = 1 it is where G(1) >= h(1) / 2, which holds: beyond half of the least shift each of the
+Gaussians has more mass than N(0) by half of its total variation, at least. Elsewhere it is checked
+where it is used: where two slopes on the grid fall, h takes its place. That is convex for any
+b, as a mean of the profiles of `exchanged_sample`, with G = h (theorem 10 of Balle et al.).
+
+Where a record joins, Q = N(0) given o. Then P and N(0) are a mixture of Gaussians against one:
+`BoundedContributionKind` has its proof, with b records of a chance 1 / n and twice the shift.
+
+Renyi divergences do not help here. All b places hold the record with chance n^-b, and then the
+sum moves by 2 b: e^((a - 1) D_a) is at least n^(-b a) e^(2 a (a - 1) b^2 / z^2), which no number
+of other records makes small (compare arXiv:2408.10456).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+from scipy import stats
+
+from dpjax.accounting.exchanged_sample import profile
+from dpjax.accounting.mixture_pld import removed_deltas
+
+# More copies than this together have a smaller chance, which counts as lost at every step.
+_LEAST_MASS = 1e-20
+# As b <= n, m copies have a chance of 1 / m! at most, so far fewer than these are counted.
+_MOST_COPIES = 200
+# Delta beyond the largest loss of the grid, which counts as infinite loss.
+_LEAST_DELTA = 1e-18
+# Losses beyond it are infinite: no useful epsilon is as large.
+_LARGEST_LOSS = 1e9
+
+
+def copies(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray, float]:
+  """Returns numbers of copies from 1 on, their chances [k], and the chance of still more.
+
+  >>> numbers, chances, beyond = copies(4, 2)
+  >>> numbers.tolist(), chances.tolist(), beyond
+  ([1, 2], [0.375, 0.0625], 0.0)
+  """
+  numbers = np.arange(1, min(batch_size, _MOST_COPIES) + 1)
+  more = stats.binom.sf(numbers - 1, batch_size, 1 / num_examples)  # of so many or more
+  kept = more > _LEAST_MASS
+  chances = stats.binom.pmf(numbers[kept], batch_size, 1 / num_examples)
+  beyond = float(more[~kept][0]) if not kept.all() else 0.0
+  return numbers[kept], chances, beyond
+
+
+def copies_profile(
+  epsilons: np.ndarray, *, num_examples: int, batch_size: int, noise_multiplier: float
+) -> np.ndarray:
+  """Returns delta at each epsilon of one step; negative epsilons are allowed.
+
+  Guarantee: at least the hockey-stick divergence of any two neighbours, in both directions.
+
+  Args:
+    epsilons: [k].
+    num_examples: n, of both neighbours.
+    batch_size: b, draws of a step.
+    noise_multiplier: std of the noise / clip norm of one copy.
+
+  >>> copies_profile(np.array([0.0, 1.0]), num_examples=4, batch_size=2,
+  ...   noise_multiplier=2.0).round(4)
+  array([0.1863, 0.0424])
+  """
+  losses, places = np.unique(np.abs(np.asarray(epsilons, float)), return_inverse=True)
+  numbers, chances, beyond = copies(num_examples, batch_size)
+  joining = joining_prob(num_examples, batch_size)
+  # h of the proof: a mean of profiles of batches in which every copy is the same number.
+  apart = np.zeros(len(losses))
+  for number, chance in zip(numbers, chances, strict=True):
+    apart += (chance / joining) * profile(
+      losses, sampling_prob=joining, noise_multiplier=noise_multiplier / number
+    )
+  # Where the record is in every batch, B is 1 everywhere and k is h.
+  deltas = apart
+  if joining < 1:
+    one_sided = removed_deltas(
+      losses,
+      chances=np.append(1 - joining, chances),
+      shifts=np.append(0.0, 2 * numbers / noise_multiplier),
+    )
+    share = joining / (1 - (1 - joining) * np.exp(-losses))  # B of the proof
+    deltas = (1 - share) * np.minimum(one_sided, apart) + share * apart
+    if not _is_convex(losses, deltas):
+      deltas = apart
+  # With more copies than are counted, nothing is claimed.
+  deltas = np.minimum(deltas + beyond, 1.0)[places]
+  distances = losses[places]
+  mirrored = -np.expm1(-distances) + np.exp(-distances) * deltas
+  return np.where(np.asarray(epsilons) >= 0, deltas, mirrored)
+
+
+def _is_convex(losses: np.ndarray, deltas: np.ndarray) -> bool:
+  """Whether deltas at rising losses >= 0 are a convex function of e^loss, up to rounding."""
+  if len(losses) < 3:
+    return True
+  # Slopes against e^loss, times e^loss of their left end, so that nothing overflows.
+  rises = np.diff(deltas) / np.expm1(np.diff(losses))
+  next_rises = rises[1:] * np.exp(-np.diff(losses)[:-1])
+  # Deltas are known to about 1e-16 each.
+  rounding = 4e-16 / np.expm1(np.minimum(np.diff(losses)[1:], np.diff(losses)[:-1]))
+  return bool((next_rises - rises[:-1] >= -rounding).all())
+
+
+def joining_prob(num_examples: int, batch_size: int) -> float:
+  """Returns the chance of a record to be in a batch, 1 - (1 - 1 / n)^b.
+
+  >>> round(joining_prob(10, 10), 4)
+  0.6513
+  """
+  if num_examples == 1:
+    return 1.0
+  # expm1 and log1p keep the digits of a small chance.
+  return -math.expm1(batch_size * math.log1p(-1 / num_examples))
+
+
+@functools.lru_cache(maxsize=16)
+def copies_largest_loss(
+  num_examples: int, batch_size: int, noise_multiplier: float
+) -> float:
+  """Returns a loss at which the profile is 1e-18 at most."""
+  low = 0.0
+  high = 1.0
+
+  def delta_at(loss: float) -> float:
+    return copies_profile(
+      np.array([loss]),
+      num_examples=num_examples,
+      batch_size=batch_size,
+      noise_multiplier=noise_multiplier,
+    ).item()
+
+  # Doubling, then bisection: the profile falls.
+  while delta_at(high) > _LEAST_DELTA and high < _LARGEST_LOSS:
+    low = high
+    high = 2 * high
+  while high - low > 1e-2 * high:
+    middle = (low + high) / 2
+    low, high = (middle, high) if delta_at(middle) > _LEAST_DELTA else (low, middle)
+  return high
+
+
+def copies_pld(
+  *, num_examples: int, batch_size: int, noise_multiplier: float, interval: float
+) -> pld_lib.PrivacyLossDistribution:
+  """Returns the privacy loss distribution of one step, on a grid of `interval`.
+
+  Guarantee: an upper bound at any interval. The dots of the profile are connected (Doroshenko et
+  al. 2022, arXiv:2207.04380). Both directions have the same distribution.
+
+  Args:
+    num_examples: n, of both neighbours.
+    batch_size: b, draws of a step.
+    noise_multiplier: std of the noise / clip norm of one copy.
+    interval: distance of the losses.
+
+  >>> pld = copies_pld(num_examples=4, batch_size=2, noise_multiplier=2.0, interval=1e-3)
+  >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)
+  0.0424
+  """
+  top = copies_largest_loss(num_examples, batch_size, noise_multiplier)
+  largest = max(1, math.ceil(top / interval))
+  places = np.arange(-largest, largest + 1)
+  deltas = copies_profile(
+    places * interval,
+    num_examples=num_examples,
+    batch_size=batch_size,
+    noise_multiplier=noise_multiplier,
+  )
+  return pld_lib.PrivacyLossDistribution(
+    pld_pmf.create_pmf_pessimistic_connect_dots(interval, places, deltas)
+  )

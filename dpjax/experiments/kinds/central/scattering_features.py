@@ -1,0 +1,81 @@
+"""Scattering features of a run's images, standardised by public constants."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from dpjax import data, models
+from dpjax.experiments.kinds.central import features
+from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.run import writers
+from dpjax.validate import UserError
+
+_CODE = (
+  "dpjax.models.scattering", "dpjax.models.scatter_heads", "dpjax.random_images",
+  "dpjax.experiments.kinds.central.features", __name__,
+)  # fmt: skip
+# Examples standardised at a time. The shape of a block decides the last bit.
+_BLOCK = 1000
+
+
+def computed(
+  config: ModelConfig, dataset: data.Dataset, standardized: bool
+) -> features.ComputedFeatures:
+  """Returns the scattering features of a data set, before they are computed.
+
+  Args:
+    standardized: each example by itself; False: each channel in units of its typical size.
+
+  Raises:
+    UserError: opponent colours of images that have not three.
+  """
+  if config.colours == "opponent" and dataset.x.shape[-1] != 3:
+    depth = dataset.x.shape[-1]
+    raise UserError(
+      f"needs images of 3 colours, not of {depth}", field="model.colours", value="opponent"
+    )
+  options: Any = {"num_classes": dataset.num_classes, **config.options}
+  groups = models.build(config.name, **options).num_groups if standardized else None
+  shape = models.features_shape(dataset.x.shape)
+  seen = {"mirrored": config.mirrored, "colours": config.colours}
+  make = functools.partial(_blocks, dataset, groups, standardized, seen)
+  return features.ComputedFeatures(
+    shape, (shape, groups, standardized, *seen.values()), _CODE, make
+  )
+
+
+def _blocks(
+  dataset: data.Dataset, groups: int | None, standardized: bool, seen: dict[str, Any]
+) -> Iterator[np.ndarray]:
+  """The features of all examples, in order; equal bit by bit wherever they are put."""
+  images = dataset.x.shape[1:]
+  scales = None
+  if not standardized:
+    scales = models.typical_scales(images, colours=seen["colours"])
+  # In percent: the number of examples may be a secret.
+  with writers.progress(100, 0, "scattering features, percent") as bar:
+    chunks = models.scattering_chunks(dataset.x, **seen)
+    for block in _regrouped(features.counted(chunks, len(dataset), bar), _BLOCK):
+      if scales is None:
+        yield models.standardized_features(block, groups, in_place=True)
+      else:
+        block /= scales
+        yield block
+
+
+def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
+  """The same rows in arrays of `size`, the last of fewer."""
+  held: list[np.ndarray] = []
+  for chunk in chunks:
+    held.append(chunk)
+    while sum(map(len, held)) >= size:
+      whole = np.concatenate(held)
+      yield whole[:size].copy()
+      held = [whole[size:]]
+  remaining = np.concatenate(held) if held else np.zeros((0,))
+  if len(remaining):
+    yield remaining

@@ -1,0 +1,564 @@
+"""Several private mechanisms on the same data, under one budget.
+
+A project often asks the same records more than once: private statistics for preprocessing, a
+private quantile, a first and a second phase of training, a noisy evaluation. `JointPlan` finds
+one scale of the noise for which the COMPOSITION of all of them meets (epsilon, delta). No epsilon
+is split: two parts of epsilon 1 cost less than 2 together, and the composed privacy loss says how
+much less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from dp_accounting import DpEvent
+
+from dpjax import accounting, validate
+from dpjax.accounting import overflow
+from dpjax.accounting.supported import accountable
+from dpjax.plan import Plan, SpentBudget
+from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError, Verbatim
+
+# The field of a part that carries its noise; all of them grow with the one free scale.
+_NOISE = "noise_multiplier"
+
+
+@dataclasses.dataclass(frozen=True)
+class JointPlan:
+  """Mechanisms on the same data, by name, whose composition has one epsilon at one delta.
+
+  Args:
+    parts: name -> a `dpjax.Plan`, or a mechanism with `event(neighboring_relation)`, such as
+      those of `dpjax.mechanisms`. Names are identifiers.
+    delta: delta of the guarantee of all parts together.
+    times: name -> how often a mechanism may be called; 1 where it is not named. A plan says by
+      its `num_steps` how often it runs.
+    neighboring_relation: "" for that of the parts, which must agree.
+    accountant: "pld" or "rdp"; "" for the tightest that knows every part.
+
+  Guarantee: a record protected by every part has (epsilon(), delta) for everything that is
+  released, if each part runs on `batches` of its plan or on the data at most as often as it may.
+  Parts may run in any order and by turns, and each may depend on what was released before: the
+  parameters are fixed here, so this is concurrent composition (Vadhan and Zhang 2023,
+  arXiv:2207.08335, for f-DP). Parts on different data are accounted as if they read
+  the same, which never makes epsilon smaller.
+
+  Each plan draws its batches with a seed of its own, as `Plan.batches` does without one: two plans
+  on the same draws do not sample independently, which no ledger can see.
+
+  A plan's own epsilon is at the plan's own delta and leaves the other parts out: quote this one.
+
+  >>> from dpjax import PoissonSampler, mechanisms
+  >>> train = Plan(sampler=PoissonSampler(prob=0.1, capacity=200), noise_multiplier=1.0,
+  ...   l2_clip_norm=1.0, normalize_by=100, num_steps=50, delta=1e-5)
+  >>> mean = mechanisms.Gaussian(noise_multiplier=4.0, l2_sensitivity=1.0)
+  >>> joint = JointPlan.calibrated(parts={"mean": mean, "train": train},
+  ...   epsilon=2.0, delta=1e-5)
+  >>> joint["mean"].noise_multiplier == 4 * joint["train"].noise_multiplier
+  True
+  >>> 1.99 < joint.epsilon() <= 2.0
+  True
+  """
+
+  parts: Mapping[str, Any]
+  delta: float
+  times: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  neighboring_relation: NeighboringRelation | str = ""
+  accountant: str = ""
+
+  def __post_init__(self) -> None:
+    validate.open_unit(delta=self.delta)
+    if not isinstance(self.parts, Mapping) or not self.parts:
+      raise UserError(
+        "must be a mapping of names to plans and mechanisms, not empty",
+        field="parts",
+        value=Verbatim(f"{self.parts!r:.60}"),
+      )
+    for name, part in self.parts.items():
+      self._check_part(name, part)
+    for name, count in dict(self.times).items():
+      validate.one_of(self.parts, times=name)
+      if isinstance(self.parts[name], Plan):
+        raise UserError(
+          "is a plan, which says by its num_steps how often it runs",
+          field="times",
+          value=name,
+        )
+      validate.integer_at_least(1, **{f"times[{name!r}]": count})
+    # Copies that nobody can change: what is accounted stays what was checked.
+    freeze = types.MappingProxyType
+    object.__setattr__(self, "parts", freeze(dict(self.parts)))
+    object.__setattr__(self, "times", freeze(dict(self.times)))
+    object.__setattr__(self, "neighboring_relation", self._checked_relation())
+    self._check_units()
+    object.__setattr__(self, "accountant", self._checked_accountant())
+
+  def _check_part(self, name: Any, part: Any) -> None:
+    if not isinstance(name, str) or not name.isidentifier():
+      raise UserError("must be an identifier", field="a name of parts", value=name)
+    field = f"parts[{name!r}]"
+    if isinstance(part, Plan):
+      # Without an event there is nothing to compose.
+      if part.noise_multiplier and not part.is_private:
+        raise UserError(
+          "has no event, so no epsilon can be proved for it",
+          field=field,
+          value=Verbatim(type(part.sampler).__name__),
+        )
+    elif isinstance(part, type) or not callable(getattr(part, "event", None)):
+      raise UserError(
+        "must be a dpjax.Plan, or a mechanism with event(neighboring_relation)",
+        field=field,
+        value=Verbatim(f"{part!r:.60}"),
+      )
+
+  def _checked_relation(self) -> NeighboringRelation:
+    """Returns the relation that all plans share; that of the mechanisms where there is no plan."""
+    stated = {
+      name: str(part.neighboring_relation)
+      for name, part in self.parts.items()
+      if isinstance(part, Plan)
+    }
+    if not stated:
+      stated = {
+        name: str(getattr(part, "neighboring_relation", "") or "add_or_remove_one")
+        for name, part in list(self.parts.items())[:1]
+      }
+    relation = str(self.neighboring_relation) or next(iter(stated.values()))
+    validate.one_of(accounting.RELATIONS, neighboring_relation=relation)
+    for name, other in stated.items():
+      if isinstance(self.parts[name], Plan) and other != relation:
+        raise UserError(
+          f"must be one for all parts; that of parts[{name!r}] is {other!r}",
+          field="neighboring_relation",
+          value=relation,
+        )
+    return NeighboringRelation(relation)
+
+  def _check_units(self) -> None:
+    """Refuses parts that hide different records, such as examples beside users."""
+    units = {
+      # A mechanism reads rows, of which a user may have many.
+      name: part.unit if isinstance(part, Plan) else "example"
+      for name, part in self.parts.items()
+    }
+    first = next(iter(units))
+    for name, unit in units.items():
+      if unit != units[first]:
+        raise UserError(
+          f"hides one {unit}, and parts[{first!r}] one {units[first]}; they have no common "
+          "epsilon",
+          field=f"parts[{name!r}]",
+          value=Verbatim(type(self.parts[name]).__name__),
+        )
+
+  def _checked_accountant(self) -> str:
+    """Returns the accountant that was asked for, or the tightest that knows every part."""
+    if self.accountant:
+      accounting.check_accountant(self.accountant)
+    reasons = []
+    for accountant in (self.accountant,) if self.accountant else accounting.ACCOUNTANTS:
+      reason = self._reason_against(accountant)
+      if reason is None:
+        return accountant
+      reasons.append(reason)
+    # The last one is of the accountant that knows the most events.
+    raise reasons[-1]
+
+  def _reason_against(self, accountant: str) -> UserError | None:
+    """Returns why an accountant has no epsilon for all parts together; None where it has one."""
+    relation = str(self.neighboring_relation)
+    for name in self.parts:
+      try:
+        accountable(self._event_of(name, 1), relation, accountant)
+      except UserError as error:
+        return error.at(f"parts[{name!r}]")
+    try:
+      # Parts that are proved each by itself may not be proved beside each other.
+      accountable(self.event(), relation, accountant)
+    except UserError as error:
+      return error
+    return None
+
+  @classmethod
+  def calibrated(
+    cls,
+    *,
+    parts: Mapping[str, Any],
+    epsilon: float,
+    delta: float,
+    fixed: Iterable[str] = (),
+    **options: Any,
+  ) -> JointPlan:
+    """Returns the joint plan with the least noise that keeps all parts within (epsilon, delta).
+
+    The noise multipliers that the parts come with are their shares: all of them are multiplied by
+    one number, so their ratios stay. A mechanism without a noise multiplier, such as one that has
+    an epsilon, keeps its noise.
+
+    Args:
+      parts: as for the class.
+      epsilon: epsilon of the guarantee of all parts together.
+      fixed: names whose noise stays as it is.
+      options: further fields of the class.
+
+    Raises:
+      UserError: no part whose noise may change; parts that cost more than epsilon without those;
+        a share of 0; or what the class raises.
+    """
+    validate.positive(epsilon=epsilon)
+    names = [fixed] if isinstance(fixed, str) else list(fixed)
+    for name in names:
+      validate.one_of(parts, fixed=name)
+    shares = cls(parts, delta, **options)
+    free = [
+      name
+      for name, part in shares.parts.items()
+      if _NOISE in getattr(part, "__dataclass_fields__", {}) and name not in names
+    ]
+    if not free:
+      raise UserError(
+        "leaves no part whose noise_multiplier may change",
+        field="fixed",
+        value=sorted(shares.parts),
+      )
+    for name in free:
+      validate.positive(
+        **{f"parts[{name!r}].{_NOISE}": getattr(shares.parts[name], _NOISE)}
+      )
+
+    def scaled(scale: float) -> JointPlan:
+      changed = {
+        name: dataclasses.replace(part, **{_NOISE: getattr(part, _NOISE) * scale})
+        for name, part in shares.parts.items()
+        if name in free
+      }
+      return dataclasses.replace(shares, parts={**shares.parts, **changed})
+
+    # The share of delta for draws above a capacity is fitted below, and is known before.
+    padded = [name for name in shares.parts if shares._can_overflow(name)]
+    left = delta * (1 - overflow.OVERFLOW_SHARE) if padded else delta
+    kept = dict.fromkeys(free, 0)
+    least = shares._accounted(shares.event(kept), left)
+    if least > epsilon:
+      raise accounting.Unreachable(
+        f"unreachable, the parts whose noise stays cost epsilon={accounting.upper(least)} "
+        f"at delta={delta!r}",
+        field="epsilon",
+        value=epsilon,
+      )
+    smallest = min(getattr(shares.parts[name], _NOISE) for name in free)
+    noise = accounting.calibrate_noise_multiplier(
+      # The search is over the noise of the part that has the least.
+      lambda trial: scaled(trial / smallest).event(),
+      epsilon=epsilon,
+      delta=left,
+      neighboring_relation=str(shares.neighboring_relation),
+      accountant=shares.accountant,
+    )
+    joint = scaled(noise / smallest)
+    return joint._with_capacities_for(epsilon, padded) if padded else joint
+
+  def _with_capacities_for(self, epsilon: float, padded: list[str]) -> JointPlan:
+    """Returns these parts, with deltas of plans for which overflow fits into the joint share.
+
+    A plan's capacity allows an abort of probability B with (1 + e^e) B <= its share of its own
+    delta, e its own epsilon. All parts together need (1 + e^epsilon) sum B <= the share of delta.
+    A smaller delta of a plan makes its B smaller. As its own epsilon then grows, one step of
+    proportion is enough.
+    """
+    changed = {}
+    for name in padded:
+      plan = self.parts[name]
+      allowed = self.delta / len(padded)
+      plan = dataclasses.replace(plan, delta=allowed)
+      excess = math.exp(np.logaddexp(0.0, epsilon) - np.logaddexp(0.0, plan.epsilon()))
+      changed[name] = dataclasses.replace(plan, delta=allowed / max(1.0, excess))
+    return dataclasses.replace(self, parts={**self.parts, **changed})
+
+  def __getitem__(self, name: str) -> Any:
+    """Returns a part: the plan or the mechanism to run."""
+    validate.one_of(self.parts, part=name)
+    return self.parts[name]
+
+  def fitted(self, num_examples: int) -> JointPlan:
+    """Returns these parts, each plan's sampler with the least capacity that delta allows.
+
+    Args:
+      num_examples: the declared number of examples, as for `Plan.fitted_sampler`.
+    """
+    changed = {
+      name: dataclasses.replace(part, sampler=part.fitted_sampler(num_examples))
+      for name, part in self.parts.items()
+      if self._can_overflow(name)
+    }
+    return dataclasses.replace(self, parts={**self.parts, **changed})
+
+  def keys(self, key: jax.Array) -> dict[str, jax.Array]:
+    """Returns a key for each part, from one key that nothing else may use.
+
+    Two parts with one key would draw the same noise, so that the difference of their releases
+    is exact.
+    """
+    return {name: jax.random.fold_in(key, place) for place, name in enumerate(self.parts)}
+
+  def allowed(self, name: str) -> int:
+    """Returns how often a part may run: the steps of a plan, the calls of a mechanism."""
+    part = self[name]
+    return part.num_steps if isinstance(part, Plan) else self.times.get(name, 1)
+
+  @property
+  def unit(self) -> str:
+    """Returns what the guarantee hides: "example" or "user"."""
+    return next((p.unit for p in self.parts.values() if isinstance(p, Plan)), "example")
+
+  def _can_overflow(self, name: str) -> bool:
+    part = self.parts[name]
+    return isinstance(part, Plan) and part.sampler.can_overflow and part.is_private
+
+  def _event_of(self, name: str, count: int) -> DpEvent:
+    part = self.parts[name]
+    if isinstance(part, Plan):
+      return part.event(count)
+    return accounting.composed(part.event(str(self.neighboring_relation)), count)
+
+  def _counts(self, steps: Mapping[str, int] | None) -> dict[str, int]:
+    counts = {name: self.allowed(name) for name in self.parts}
+    for name, count in (steps or {}).items():
+      validate.one_of(self.parts, steps=name)
+      validate.integer_at_least(0, **{f"steps[{name!r}]": count})
+      if count > counts[name]:
+        raise accounting.BudgetExceeded(
+          f"must be <= {counts[name]}, how often this part may run",
+          field=f"steps[{name!r}]",
+          value=count,
+        )
+      counts[name] = int(count)
+    return counts
+
+  def event(self, steps: Mapping[str, int] | None = None) -> DpEvent:
+    """Returns the event of all parts; `steps`: name -> how often it ran, where less than all."""
+    return accounting.joined(
+      [self._event_of(name, count) for name, count in self._counts(steps).items()]
+    )
+
+  def epsilon(
+    self, delta: float | None = None, steps: Mapping[str, int] | None = None
+  ) -> float:
+    """Returns epsilon at `delta` (default: the plan's) of what `steps` says (default: all).
+
+    It accounts for the abort of each plan on a draw above its capacity.
+
+    Raises:
+      UserError: no epsilon at such a small delta.
+    """
+    delta = self.delta if delta is None else delta
+    event = self.event(steps)
+    return self._accounted(event, delta - self._set_aside(event, delta, steps))
+
+  def _accounted(self, event: DpEvent, left: float) -> float:
+    return accounting.epsilon(
+      event,
+      delta=left,
+      neighboring_relation=self.neighboring_relation,
+      accountant=self.accountant,
+    )
+
+  def _set_aside(
+    self, event: DpEvent, delta: float, steps: Mapping[str, int] | None
+  ) -> float:
+    """Returns the part of delta that draws above the capacities of all plans need."""
+    validate.open_unit(delta=delta)
+    counts = self._counts(steps)
+    chances = [
+      allowed + math.log(counts[name])
+      for name, allowed in self._log_aborts.items()
+      if counts[name]
+    ]
+    if not chances:
+      return 0.0
+    aside = overflow.set_aside(
+      lambda left: self._accounted(event, left),
+      delta=delta,
+      log_abort_prob=float(np.logaddexp.reduce(chances)),
+      least=overflow.OVERFLOW_SHARE * min(delta, self.delta),
+    )
+    if aside is None and math.isinf(self._accounted(event, delta)):
+      # Overflow costs infinitely much at any share.
+      return delta / 2
+    if aside is None:
+      raise UserError(
+        "is too small for the capacities of these plans, whose overflow alone may cost more; "
+        "JointPlan.calibrated fits their deltas",
+        field="delta",
+        value=delta,
+      )
+    return aside
+
+  @functools.cached_property
+  def _log_aborts(self) -> dict[str, float]:
+    """Returns the log of the chance that one draw of a plan exceeds its capacity, at most."""
+    plans = {name: self.parts[name] for name in self.parts if self._can_overflow(name)}
+    return {
+      name: overflow.log_allowed(plan.delta, plan.epsilon(), plan.num_steps)
+      for name, plan in plans.items()
+    }
+
+  def charge(
+    self,
+    ledger: accounting.Ledger,
+    name: str,
+    *,
+    noise_key_id: str,
+    num_steps: int = 1,
+  ) -> accounting.Ledger:
+    """Returns the ledger with `num_steps` more steps, or calls, of a part. Call it before they run.
+
+    Args:
+      ledger: of this joint plan alone; `accounting.Ledger()` at first.
+      name: the part.
+      noise_key_id: tells the noise keys apart, never the key itself.
+      num_steps: how many steps of a plan, from the one that follows those charged.
+
+    Raises:
+      BudgetExceeded: more than the part may run.
+      UserError: a key of another part, whose noise it would draw again; or a ledger that holds
+        what is no part of this plan.
+    """
+    validate.integer_at_least(1, num_steps=num_steps)
+    part = self[name]
+    first = self._ran(ledger)[name]
+    if first + num_steps > self.allowed(name):
+      raise accounting.BudgetExceeded(
+        f"ran {first} times, and may run {self.allowed(name)} times in all",
+        field=f"parts[{name!r}]",
+        value=Verbatim(f"{num_steps} more"),
+      )
+    self._check_key(ledger, name, noise_key_id, num_steps)
+    if isinstance(part, Plan):
+      steps = range(first, first + num_steps)
+      # Steps that are all alike are one entry, however many.
+      runs = (
+        [(part.step_event(), num_steps)]
+        if part.steps_alike
+        else [(part.step_event(step), 1) for step in steps]
+      )
+    else:
+      runs = [(self._event_of(name, 1), 1)]
+    for event, count in runs:
+      ledger = ledger.charge(
+        event,
+        num_steps=count,
+        l2_clip_norm=part.l2_bound if isinstance(part, Plan) else 1.0,
+        neighboring_relation=str(self.neighboring_relation),
+        noise_key_id=f"{name}/{noise_key_id}",
+        first_step=first,
+      )
+      first += count
+    return ledger
+
+  def _check_key(
+    self, ledger: accounting.Ledger, name: str, noise_key_id: str, num_steps: int
+  ) -> None:
+    """Refuses a key whose noise was drawn before."""
+    counts_steps = isinstance(self.parts[name], Plan)
+    for charge in ledger.charges:
+      other, _, key = charge.noise_key_id.partition("/")
+      if key == noise_key_id and other != name:
+        raise UserError(
+          f"is the key of parts[{other!r}]; give each part a key of its own, as keys() does",
+          field="noise_key_id",
+          value=noise_key_id,
+        )
+      # A plan counts its steps and draws new noise in each. A mechanism counts nothing.
+      if key == noise_key_id and not counts_steps:
+        raise UserError(
+          f"parts[{name!r}] drew its noise from it already; give each call a new key",
+          field="noise_key_id",
+          value=noise_key_id,
+        )
+    if not counts_steps:
+      validate.integer_in(1, 1, num_steps=num_steps)
+
+  def _ran(self, ledger: accounting.Ledger) -> dict[str, int]:
+    """Returns how often each part was charged.
+
+    Raises:
+      UserError: a charge that is no part's, or whose event is not the part's.
+    """
+    ran = dict.fromkeys(self.parts, 0)
+    for charge in ledger.charges:
+      name = charge.noise_key_id.partition("/")[0]
+      # Parts of another joint plan, such as one with other noise, have another cost.
+      if name not in ran or not self._is_step(name, charge):
+        raise UserError(
+          "holds charges that are no parts of this joint plan",
+          field="ledger",
+          value=Verbatim(charge.noise_key_id),
+        )
+      ran[name] += charge.num_steps
+    return ran
+
+  def _is_step(self, name: str, charge: accounting.Charge) -> bool:
+    part = self.parts[name]
+    if charge.neighboring_relation != str(self.neighboring_relation):
+      return False
+    if charge.next_step > self.allowed(name):
+      return False
+    if isinstance(part, Plan):
+      return charge.event == part.step_event(charge.first_step)
+    return charge.event == self._event_of(name, 1)
+
+  def spent(self, ledger: accounting.Ledger, delta: float | None = None) -> SpentBudget:
+    """Returns the cost of the parts that were charged, whatever was planned.
+
+    Where a look at releases decided what did not run, quote `epsilon()`: it covers every choice.
+    """
+    delta = self.delta if delta is None else delta
+    ran = self._ran(ledger)
+    return SpentBudget(
+      steps=sum(ran.values()),
+      epsilon=self.epsilon(delta, ran),
+      delta=delta,
+      statement=self.statement(steps=ran),
+    )
+
+  @property
+  def assumptions(self) -> tuple[str, ...]:
+    """Returns what is not proved here about the parts: with any, epsilon is only claimed."""
+    found = []
+    for name, part in self.parts.items():
+      if isinstance(part, Plan):
+        found += [f"{name}: {line}" for line in part.assumptions]
+      elif not type(part).__module__.startswith("dpjax."):
+        found.append(f"{name}: the event of {type(part).__name__} is its author's word")
+    return tuple(found)
+
+  def statement(
+    self, num_examples: int | None = None, steps: Mapping[str, int] | None = None
+  ) -> str:
+    """The guarantee of all parts in words; `num_examples` as for `Plan.statement`."""
+    counts = self._counts(steps)
+    event = self.event(steps)
+    ran = ", ".join(
+      f"{name} ({count} of {self.allowed(name)})" for name, count in counts.items()
+    )
+    return accounting.privacy_statement(
+      event,
+      delta=self.delta,
+      neighboring_relation=self.neighboring_relation,
+      num_examples=num_examples,
+      accountants=(self.accountant,),
+      delta_set_aside=self._set_aside(event, self.delta, steps),
+      unit=self.unit,
+      statistics=f"Parts, accounted as if all read the same data: {ran}.",
+      epsilon_kind="claimed" if self.assumptions else "proved",
+    )

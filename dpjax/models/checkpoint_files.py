@@ -1,0 +1,343 @@
+"""Weights in checkpoints of Flax and of Orbax: names, shapes and values, checked.
+
+A Flax checkpoint is one msgpack file (`flax.serialization.to_bytes`,
+`flax.training.checkpoints`). An Orbax checkpoint is a folder. Plain arrays alone are read:
+nothing that a file holds is called or imported, and a pickle is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from dpjax import names, trees, weight_folders
+from dpjax.models import weight_files
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+# Types of parameters. Others may lie beside them, such as a count of steps.
+_DTYPES = {
+  "float16": np.float16,
+  "float32": np.float32,
+  "float64": np.float64,
+  "bfloat16": jnp.bfloat16,
+}
+# State that a model of dpjax does not have: without it a layer would compute something else.
+_COLLECTIONS = ("batch_stats", "cache")
+# Numbers of Flax for what msgpack itself does not know.
+_ARRAY = 1
+_COMPLEX = 2
+_SCALAR = 3
+_CHUNKED = "__msgpack_chunked_array__"
+# Files that dpjax writes into the steps of its own checkpoints.
+_OF_A_RUN = "sha256.json"
+_MOST_METADATA = 2**24
+_PICKLE = 0x80
+_NEWEST_PICKLE = 5
+
+
+class _Stored(NamedTuple):
+  """An array of a file, before its bytes are numbers."""
+
+  shape: tuple[int, ...]
+  dtype: str
+  content: bytes
+
+
+def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
+  """Loads the parameters of a model from a checkpoint of Flax or of Orbax.
+
+  Args:
+    path: a msgpack file, an Orbax folder, or a folder of checkpoints, of which the newest is
+      read. Parameters are the whole of it, or stand under "params".
+    params: first parameters of the model. The last layer, `head`, stays where the file has
+      none, or one of other classes.
+
+  Returns:
+    Parameters in the structure and the types of `params`.
+
+  Raises:
+    UserError: one line: no such file, or none of these; an array too few or too many, of
+      another shape, of a type that is no floating point number, or not finite; a pickle, a link
+      or a pipe.
+
+  >>> from flax import serialization
+  >>> import tempfile
+  >>> params = {"params": {"head": {"bias": np.ones(2, np.float32)}}}
+  >>> path = tempfile.mkdtemp() + "/best.msgpack"
+  >>> _ = pathlib.Path(path).write_bytes(serialization.to_bytes(params))
+  >>> load_checkpoint(path, params)
+  {'params': {'head': {'bias': array([1., 1.], dtype=float32)}}}
+  """
+  label = f"path={os.fspath(path)!r}"
+  arrays, fresh = read(path, params, label)
+  leaves = {}
+  for name, leaf in trees.named_leaves(params).items():
+    leaves[name] = leaf
+    if name not in fresh:
+      with np.errstate(over="ignore"):
+        leaves[name] = arrays[name].astype(leaf.dtype)
+      weight_files.finite(np.asarray(leaves[name], np.float64), name, label)
+  return jax.tree.unflatten(jax.tree.structure(params), list(leaves.values()))
+
+
+def read(
+  path: str | os.PathLike[str], params: Params, label: str
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+  """Reads the arrays of a checkpoint for a model.
+
+  Args:
+    path, params: those of `load_checkpoint`.
+    label: how an error begins.
+
+  Returns:
+    (arrays by the model's names, without the last layer where it begins afresh; names of the
+    parameters that begin afresh)
+
+  Raises:
+    UserError: those of `load_checkpoint`.
+  """
+  wanted = {name: np.shape(leaf) for name, leaf in trees.named_leaves(params).items()}
+  file = names.weights_file(os.fspath(path))
+  is_orbax = os.path.isdir(file)
+  stored = _parameters(_orbax(file, label) if is_orbax else _flax(file, label), label)
+  fresh = tuple(name for name in wanted if _is_head(name))
+  if all(name in stored and stored[name][1].shape == wanted[name] for name in fresh):
+    fresh = ()
+  if fresh:
+    stored = {name: entry for name, entry in stored.items() if not _is_head(name)}
+  weight_files.check_names(stored, {*wanted} - {*fresh}, label)
+  # Shapes come first: memory is taken for the arrays of the model alone.
+  for name, (_, entry) in stored.items():
+    if entry.shape != wanted[name]:
+      have = f"{name} is of shape {entry.shape}"
+      raise UserError(f"{label}: {have}, the model wants {wanted[name]}")
+    if entry.dtype not in _DTYPES:
+      raise UserError(
+        f"{label}: {name} is {entry.dtype}, must be one of {', '.join(_DTYPES)}"
+      )
+  if is_orbax:
+    paths = {name: place for name, (place, _) in stored.items()}
+    arrays = _orbax_arrays(file, paths, label)
+  else:
+    arrays = {name: _numbers(entry) for name, (_, entry) in stored.items()}
+  for name, array in arrays.items():
+    weight_files.finite(np.asarray(array, np.float64), name, label)
+  return arrays, fresh
+
+
+def _is_head(name: str) -> bool:
+  return f"/{weight_files.HEAD}/" in f"/{name}"
+
+
+def _parameters(
+  stored: Mapping[tuple[str, ...], Any], label: str
+) -> dict[str, tuple[tuple[str, ...], Any]]:
+  """Selects the parameters of all that a checkpoint holds.
+
+  Returns:
+    dpjax's name -> (path in the checkpoint, entry)
+  """
+  inside = {path: (path, entry) for path, entry in stored.items() if path}
+  tops = {path[0] for path in inside}
+  # A training state holds the parameters, which hold linen's collection of that name.
+  while "params" in tops:
+    bad = sorted(tops & {*_COLLECTIONS})
+    if bad:
+      raise UserError(
+        f"{label}: holds {', '.join(bad)}, and models of dpjax hold parameters alone"
+      )
+    inside = {path[1:]: entry for path, entry in inside.items() if path[0] == "params"}
+    tops = {path[0] for path in inside if path}
+  # The state of an nnx module holds each array as its "value".
+  if inside and all(path[-1:] == ("value",) for path in inside):
+    inside = {path[:-1]: entry for path, entry in inside.items()}
+  selected: dict[str, tuple[tuple[str, ...], Any]] = {}
+  for path, (place, entry) in inside.items():
+    name = "/".join(("params", *path))
+    if not path or not isinstance(entry, _Stored):
+      raise UserError(f"{label}: {name} is no array, must be of floating point numbers")
+    # Two paths may give one name where a part of them holds a slash.
+    if name in selected:
+      raise UserError(f"{label}: holds {name} twice")
+    selected[name] = (place, entry)
+  return selected
+
+
+def _numbers(entry: _Stored) -> np.ndarray:
+  dtype = np.dtype(_DTYPES[entry.dtype])
+  return np.frombuffer(entry.content, dtype).reshape(entry.shape)
+
+
+# --- Flax
+
+
+def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
+  """Returns what a msgpack file holds by path, without making numbers of it."""
+  # Few runs need it.
+  import msgpack
+
+  content = weight_files.content_of(path, label)
+  # Pickles run code. Their first two bytes are an empty table to msgpack.
+  if len(content) > 2 and content[0] == _PICKLE and content[1] <= _NEWEST_PICKLE:
+    raise UserError(
+      f"{label}: is a pickle, which may run code; save it as msgpack or Orbax"
+    )
+  try:
+    tree = msgpack.unpackb(
+      content, ext_hook=_extension, object_pairs_hook=_table, strict_map_key=False
+    )
+  # Of msgpack: ValueError and its kin for damage, TypeError for a key that is a table.
+  except (ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
+    raise UserError(f"{label}: is no checkpoint of Flax ({_reason(error)})") from error
+  if not isinstance(tree, dict):
+    raise UserError(f"{label}: is no checkpoint of Flax (it holds no table of arrays)")
+  return dict(_flat(tree, ()))
+
+
+def _table(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+  """Returns a table of msgpack. Raises ValueError for a name twice, or one that is no text."""
+  table: dict[str, Any] = {}
+  for key, value in pairs:
+    if not isinstance(key, str | int) or str(key) in table:
+      raise ValueError(f"the name {key!r:.40} stands twice, or is no text")
+    table[str(key)] = value
+  return table
+
+
+def _extension(code: int, data: bytes) -> Any:
+  """Returns an array as it is stored. Raises ValueError for any other object."""
+  import msgpack
+
+  if code == _COMPLEX:
+    return None
+  if code not in (_ARRAY, _SCALAR):
+    raise ValueError(f"it holds an object of type {code}, and arrays alone are read")
+  shape, dtype, content = msgpack.unpackb(data, raw=True)
+  sizes = tuple(shape)
+  name = bytes(dtype).decode("ascii")
+  if not all(type(size) is int and size >= 0 for size in sizes):
+    raise ValueError(f"an array of shape {sizes!s:.40}")
+  if name in _DTYPES and math.prod(sizes) * np.dtype(_DTYPES[name]).itemsize != len(
+    content
+  ):
+    raise ValueError(f"an array of shape {sizes!s:.40} has {len(content)} bytes")
+  return _Stored(sizes, name, content)
+
+
+def _flat(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[tuple[Any, Any]]:
+  """Yields (path, entry) of every leaf. Raises UserError for chunks that do not fit."""
+  for name, value in tree.items():
+    if isinstance(value, dict) and value.get(_CHUNKED) is True:
+      yield (*path, name), _joined(value)
+    elif isinstance(value, dict):
+      yield from _flat(value, (*path, name))
+    else:
+      yield (*path, name), value
+
+
+def _joined(table: Mapping[str, Any]) -> Any:
+  """Returns an array that Flax wrote in chunks, as it does above 1 GiB; None for damage."""
+  shape = table.get("shape")
+  chunks = table.get("chunks")
+  if not isinstance(shape, dict) or not isinstance(chunks, dict) or not chunks:
+    return None
+  sizes: Any = tuple(shape.get(str(i)) for i in range(len(shape)))
+  parts: Any = [chunks.get(str(i)) for i in range(len(chunks))]
+  if not all(isinstance(part, _Stored) for part in parts):
+    return None
+  if not all(type(size) is int and size >= 0 for size in sizes):
+    return None
+  dtypes = {part.dtype for part in parts}
+  dtype = dtypes.pop()
+  content = b"".join(part.content for part in parts)
+  known = dtype in _DTYPES and not dtypes
+  if not known or math.prod(sizes) * np.dtype(_DTYPES[dtype]).itemsize != len(content):
+    return None
+  return _Stored(sizes, dtype, content)
+
+
+# --- Orbax
+
+
+def _orbax(folder: str, label: str) -> dict[tuple[str, ...], Any]:
+  """Returns what an Orbax folder says of its arrays, by path; their bytes are not read.
+
+  Raises:
+    UserError: beginning with `label`: none of Orbax, or one of a run of dpjax; links and pipes.
+  """
+  weight_folders.files_within(folder, label)
+  place = pathlib.Path(folder)
+  if any((step / _OF_A_RUN).exists() for step in (place, place.parent)):
+    raise UserError(
+      f"{label}: is a checkpoint of a run, as secret as its data; give the run's folder"
+    )
+  if (place / "_METADATA").stat().st_size > _MOST_METADATA:
+    raise UserError(f"{label}: its _METADATA is larger than {_MOST_METADATA} bytes")
+  orbax = _orbax_library(label)
+  try:
+    tree = orbax.PyTreeCheckpointer().metadata(place.absolute()).item_metadata.tree
+  # Orbax and tensorstore raise errors of many kinds for damage.
+  except Exception as error:
+    raise UserError(f"{label}: is no checkpoint of Orbax ({_reason(error)})") from error
+  described: dict[tuple[str, ...], Any] = {}
+  for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    path = tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
+    described[path] = leaf
+    shape = getattr(leaf, "shape", None)
+    if shape is None:
+      continue
+    chunk = getattr(leaf.storage, "chunk_shape", None) or ()
+    # A chunk is read whole, so its size decides how much memory is taken.
+    if math.prod(chunk) > max(math.prod(shape), 1):
+      raise UserError(f"{label}: {'/'.join(path)} has chunks larger than itself")
+    described[path] = _Stored(tuple(shape), np.dtype(leaf.dtype).name, b"")
+  return described
+
+
+def _orbax_arrays(
+  folder: str, paths: Mapping[str, tuple[str, ...]], label: str
+) -> dict[str, np.ndarray]:
+  """Reads arrays of an Orbax folder on the host, wherever they lay when they were saved.
+
+  Args:
+    paths: name -> path in the folder's tree, of those that are read.
+  """
+  orbax = _orbax_library(label)
+  as_numpy = orbax.RestoreArgs(restore_type=np.ndarray)
+  nested = traverse_util.unflatten_dict
+  asked = orbax.args.PyTreeRestore(
+    item=nested(dict.fromkeys(paths.values(), 0)),
+    restore_args=nested(dict.fromkeys(paths.values(), as_numpy)),
+    partial_restore=True,
+  )
+  try:
+    tree = orbax.PyTreeCheckpointer().restore(pathlib.Path(folder).absolute(), args=asked)
+    flat = traverse_util.flatten_dict(tree)
+    return {name: np.asarray(flat[path]) for name, path in paths.items()}
+  except Exception as error:
+    raise UserError(f"{label}: cannot be read by Orbax ({_reason(error)})") from error
+
+
+def _orbax_library(label: str) -> Any:
+  # It takes a second to import, and few runs need it.
+  try:
+    import orbax.checkpoint as orbax
+  except ImportError as error:
+    raise UserError(
+      f"{label}: needs Orbax ({error}); pip install orbax-checkpoint"
+    ) from error
+  return orbax
+
+
+def _reason(error: Exception) -> str:
+  lines = str(error).strip().splitlines()
+  return lines[0][:120] if lines else type(error).__name__

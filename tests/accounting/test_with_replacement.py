@@ -1,0 +1,231 @@
+"""Batches with replacement against every sequence of draws written out, under both relations."""
+
+import collections
+import itertools
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpjax
+from dpjax import accounting, sampling
+from dpjax.accounting.exchanged_copies import copies, copies_profile
+from dpjax.validate import UserError
+
+_EPSILONS = np.array([0.0, 0.05, 0.3, 1.0, 2.5])
+_GRID = np.linspace(-26, 26, 4001)
+_COARSE = 1e-5  # of the quadrature over this grid
+_ADD = "add_or_remove_one"
+_REPLACE = "replace_one"
+
+
+def _density(contributions, batch_size, z):
+  """Density of the noisy sum over b draws: every sequence of draws, one by one."""
+  sums = collections.Counter(
+    round(sum(draws), 9) for draws in itertools.product(contributions, repeat=batch_size)
+  )
+  total = sum(sums.values())
+  return sum(
+    times / total * stats.norm.pdf(_GRID, place, z) for place, times in sums.items()
+  )
+
+
+def _deltas(one, other):
+  """Hockey-stick divergence at `_EPSILONS`, the worse direction, by quadrature."""
+  return np.array([
+    max(np.trapezoid(np.maximum(p - math.exp(e) * q, 0), _GRID)
+        for p, q in ((one, other), (other, one)))
+    for e in _EPSILONS
+  ])  # fmt: skip
+
+
+def _event(n, b, z):
+  noise = accounting.gaussian_event(z)
+  return accounting.with_replacement_event(noise, num_examples=n, batch_size=b)
+
+
+def _proved(n, b, z, relation):
+  return accounting.delta_curve(_event(n, b, z), _EPSILONS, neighboring_relation=relation)
+
+
+# Others' gradients, those of the record and of its successor, draws, noise.
+_DATA = [
+  ((-1.0, -1.0, -1.0), 1.0, -1.0, 2, 1.0),
+  ((-1.0, -1.0), 1.0, 0.0, 3, 1.5),
+  ((0.3, -0.8, 1.0, 0.2), -1.0, 0.9, 3, 0.8),
+  ((0.0, 0.0), 1.0, -1.0, 3, 2.0),
+  ((1.0, -1.0, 0.5), 0.7, -0.2, 4, 0.7),
+]
+
+
+@pytest.mark.parametrize("others, x, y, b, z", _DATA)
+def test_no_two_neighbours_are_farther_apart_than_proved(others, x, y, b, z):
+  n = len(others) + 1
+  joint = [x, *others]
+  exchanged = _deltas(_density(joint, b, z), _density([y, *others], b, z))
+  # The profile is read without a grid of losses, and covers a joining record as well.
+  profile = copies_profile(_EPSILONS, num_examples=n, batch_size=b, noise_multiplier=z)
+  joined = _deltas(_density(joint, b, z), _density(others, b, z))
+  assert (exchanged <= profile + _COARSE).all()
+  assert (joined <= profile + _COARSE).all()
+
+
+def test_a_joining_record_against_a_crowd_reaches_the_bound():
+  n, b, z = 4, 3, 2.0
+  crowd = [-1.0] * (n - 1)
+  seen = _deltas(_density([1.0, *crowd], b, z), _density(crowd, b, z))
+  bound = _proved(n, b, z, _ADD)
+  assert (seen <= bound + _COARSE).all()
+  np.testing.assert_allclose(seen, bound, rtol=2e-3, atol=_COARSE)
+  # A batch without replacement of the same size claims less than is seen: copies count.
+  fixed = accounting.fixed_size_event(
+    accounting.gaussian_event(z), num_examples=n, batch_size=b
+  )
+  assert accounting.delta_curve(fixed, [2.5])[0] < seen[-1]
+  # So would one copy at most, with the chance to be in the batch.
+  once = accounting.poisson_sampled_event(
+    accounting.gaussian_event(z / 2), sampling_prob=1 - (1 - 1 / n) ** b
+  )
+  assert (accounting.delta_curve(once, _EPSILONS)[2:] < seen[2:]).all()
+
+
+def test_an_exchanged_record_is_near_the_bound_and_above_a_joining_one():
+  n, b, z = 4, 2, 1.5
+  crowd = [-1.0] * (n - 1)
+  seen = _deltas(_density([1.0, *crowd], b, z), _density([-1.0, *crowd], b, z))
+  bound = _proved(n, b, z, _REPLACE)
+  assert (seen <= bound + _COARSE).all() and (bound <= 1.25 * seen + 2e-3).all()
+  np.testing.assert_allclose(
+    bound,
+    copies_profile(_EPSILONS, num_examples=n, batch_size=b, noise_multiplier=z),
+    rtol=1e-3,
+    atol=1e-6,
+  )
+  joined = _deltas(_density([1.0, *crowd], b, z), _density(crowd, b, z))
+  assert (bound >= joined - _COARSE).all()
+
+
+def test_the_profile_is_convex_falling_and_that_of_a_pair():
+  for n, b, z in ((1000, 20, 0.7), (10, 10, 2.0), (1, 1, 1.0)):
+    ratios = np.linspace(0.01, 5, 4000)
+    values = copies_profile(
+      np.log(ratios), num_examples=n, batch_size=b, noise_multiplier=z
+    )
+    slopes = np.diff(values) / np.diff(ratios)
+    assert (slopes <= 1e-12).all() and (np.diff(slopes) >= -1e-8).all()
+    assert (values >= np.maximum(1 - ratios, 0) - 1e-12).all() and (values <= 1).all()
+
+
+def test_copies_are_counted_to_the_last_and_one_draw_is_a_fixed_size_batch():
+  numbers, chances, beyond = copies(60_000, 600)
+  law = stats.binom(600, 1 / 60_000)
+  np.testing.assert_allclose(chances, law.pmf(numbers), rtol=1e-12)
+  assert beyond == pytest.approx(law.sf(numbers[-1]), rel=1e-9) and beyond < 1e-20
+  fixed = accounting.fixed_size_event(
+    accounting.gaussian_event(2.0), num_examples=9, batch_size=1
+  )
+  once = accounting.delta_curve(fixed, _EPSILONS, neighboring_relation=_REPLACE)
+  np.testing.assert_allclose(_proved(9, 1, 2.0, _REPLACE), once, rtol=1e-4, atol=1e-9)
+
+
+def test_more_records_cost_no_more():
+  curves = [
+    copies_profile(_EPSILONS, num_examples=n, batch_size=4, noise_multiplier=1.0)
+    for n in (8, 12, 1000)
+  ]
+  assert (np.diff(curves, axis=0) < 0).all()
+
+
+def test_draws_are_uniform_independent_and_repeat():
+  n, b, steps = 6, 4, 4000
+  sampler = sampling.WithReplacementSampler(b, n)
+  counts = np.array([
+    np.bincount(sampler.draw(n, seed=1, step=step), minlength=n) for step in range(steps)
+  ])  # fmt: skip
+  assert (counts.sum(axis=1) == b).all()
+  law = stats.binom(b, 1 / n)
+  for member in range(n):
+    seen = np.bincount(counts[:, member], minlength=b + 1)
+    expected = steps * law.pmf(np.arange(b + 1))
+    seen = np.append(seen[:3], seen[3:].sum())
+    expected = np.append(expected[:3], expected[3:].sum())
+    # 3 degrees of freedom; draws without replacement have no second copy: over 500.
+    assert ((seen - expected) ** 2 / expected).sum() < 25
+  # Copies of two members: covariance -b / n^2.
+  covariance = np.cov(counts[:, 0], counts[:, 1])[0, 1]
+  assert covariance == pytest.approx(-b / n**2, abs=0.04)
+  assert np.corrcoef(counts[1:, 0], counts[:-1, 0])[0, 1] < 0.06
+  np.testing.assert_array_equal(
+    sampler.draw(n, seed=1, step=3), sampler.draw(n, seed=1, step=3)
+  )
+
+
+def test_a_plan_reads_every_copy_and_says_what_it_assumes():
+  plan = dpjax.Plan(
+    sampler=dpjax.WithReplacementSampler(batch_size=6, num_examples=8), noise_multiplier=4.0,
+    l2_clip_norm=1.0, normalize_by=6.0, num_steps=2, delta=1e-3,
+  )  # fmt: skip
+  (first, _) = plan.batches(np.arange(8.0), rng=2)
+  drawn = plan.sampler.draw(8, seed=2, step=0)
+  assert len(set(drawn.tolist())) < 6
+  np.testing.assert_array_equal(first.examples, drawn.astype(float))
+  assert first.mask.all() and plan.neighboring_relation == _REPLACE
+  said = accounting.privacy_statement(plan.event(), delta=1e-3, epsilons={"pld": 1.0})
+  assert "every copy clipped by itself" in " ".join(said.split())
+  event = plan.step_event()
+  assert accounting.event_from_json(accounting.event_to_json(event)) == event
+
+
+def _sampler(batch_size=4, num_examples=9, **options):
+  return sampling.WithReplacementSampler(batch_size, num_examples, **options)
+
+
+@pytest.mark.parametrize(
+  "make, message",
+  [
+    (lambda: _event(3, 4, 1.0), "batch_size=4: must be at most num_examples=3"),
+    (lambda: _event(0, 1, 1.0), "num_examples=0"),
+    (lambda: _sampler(10), "batch_size=10"),
+    (lambda: _sampler().draw(8, seed=0, step=0), "the data have 8"),
+    (lambda: _sampler(size_is_public=False).draw(7, seed=0, step=0), "at least two records"),
+    (
+      lambda: accounting.epsilon(
+        _event(9, 4, 1.0), delta=1e-5, neighboring_relation="replace_special"
+      ),
+      "with_replacement with neighboring_relation='replace_special'",
+    ),
+    (
+      lambda: accounting.epsilon(_event(9, 4, 1.0), delta=1e-5, accountant="rdp"),
+      "with_replacement with accountant='rdp'",
+    ),
+    (
+      lambda: accounting.epsilon(
+        accounting.with_replacement_event(
+          dpa.LaplaceDpEvent(1.0), num_examples=9, batch_size=2
+        ),
+        delta=1e-5,
+      ),
+      "what is sampled must be one GaussianDpEvent",
+    ),
+  ],
+)  # fmt: skip
+def test_what_is_not_proved_is_one_line(make, message):
+  with pytest.raises(UserError, match=message):
+    make()
+
+
+def test_extreme_noise_gives_a_bound():
+  for relation in (_ADD, _REPLACE):
+    by = {"delta": 1e-5, "neighboring_relation": relation}
+    assert accounting.epsilon(_event(9, 4, 1e-3), **by) > 100
+    assert accounting.epsilon(_event(9, 4, 1e-120), **by) == math.inf
+    assert 0 <= accounting.epsilon(_event(10**12, 4, 1e4), **by) < 1e-3
+
+
+def test_large_batches_have_a_bound_under_both_relations():
+  noise = accounting.gaussian_event(8.0)
+  event = accounting.with_replacement_event(noise, num_examples=10**6, batch_size=1000)
+  for relation in (_ADD, _REPLACE):
+    assert 0 < accounting.delta(event, epsilon=0.1, neighboring_relation=relation) < 1e-3

@@ -1,0 +1,286 @@
+"""Several mechanisms under one budget: the composed cost, what is charged, what is refused."""
+
+import dataclasses
+import math
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+
+import dpjax
+from dpjax import JointPlan, Plan, accounting, mechanisms, sampling
+from dpjax.accounting import overflow
+from dpjax.validate import UserError
+
+_DELTA = 1e-5
+_ADD = "add_or_remove_one"
+
+
+def _train(**changes):
+  numbers = dict(
+    sampler=sampling.PoissonSampler(prob=0.1, capacity=200), noise_multiplier=1.0,
+    l2_clip_norm=1.0, normalize_by=100, num_steps=20, delta=_DELTA,
+  )  # fmt: skip
+  return Plan(**{**numbers, **changes})
+
+
+def _mean(**changes):
+  return mechanisms.Gaussian(**{"noise_multiplier": 4.0, "l2_sensitivity": 1.0, **changes})
+
+
+_MEDIAN = mechanisms.Quantile(epsilon=0.1, lower=0.0, upper=8.0)
+_PARTS = {
+  "median": _MEDIAN,
+  "mean": _mean(),
+  "first": _train(),
+  "second": _train(num_steps=9),
+}
+
+
+@pytest.fixture(scope="module")
+def joint():
+  # RDP takes a hundredth of the time of PLD, and the joint plan asks whichever it has.
+  return JointPlan.calibrated(
+    parts=_PARTS, epsilon=2.0, delta=_DELTA, times={"mean": 2}, accountant="rdp"
+  )
+
+
+def test_the_tightest_accountant_is_taken_and_agrees_with_dp_accounting():
+  joint = JointPlan({"mean": _mean(), "train": _train()}, _DELTA)
+  assert joint.accountant == "pld"
+  accountant = PLDAccountant()
+  accountant.compose(dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(1.0)), 20)
+  accountant.compose(dpa.GaussianDpEvent(4.0))
+  left = _DELTA * (1 - overflow.OVERFLOW_SHARE)
+  exact = accountant.get_epsilon(left)
+  assert exact * (1 - 1e-9) <= joint.epsilon() == pytest.approx(exact, rel=5e-3)
+
+
+def test_epsilon_is_that_of_the_composition_by_dp_accounting_alone(joint):
+  z = joint["first"].noise_multiplier
+  accountant = RdpAccountant()
+  accountant.compose(dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(z)), 20 + 9)
+  accountant.compose(dpa.GaussianDpEvent(4 * z), 2)
+  # Of pure epsilon .1: dp_accounting knows the responses under the other relation alone.
+  responses = RdpAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE)
+  responses.compose(dpa.RandomizedResponseDpEvent(2 / (1 + math.exp(0.1)), 2))
+  left = _DELTA * (1 - overflow.OVERFLOW_SHARE)
+  curve = list(np.add(accountant.rdp, responses.rdp))
+  exact = compute_epsilon(accountant.orders, curve, left)[0]
+  assert joint.epsilon() == pytest.approx(exact, rel=1e-6)
+  assert 1.999 < joint.epsilon() <= 2.0
+  assert joint["second"].noise_multiplier == z
+
+
+def test_the_composition_beats_a_split_and_needs_more_noise_than_one_part(joint):
+  alone = joint.epsilon(steps={"median": 0, "mean": 0, "second": 0})
+  others = joint.epsilon(steps={"first": 0})
+  assert max(alone, others) < joint.epsilon() < 0.9 * (alone + others)
+  for name in joint.parts:
+    assert joint.epsilon(steps={name: 0}) < joint.epsilon()
+
+
+def test_fixed_parts_keep_their_noise():
+  joint = JointPlan.calibrated(
+    parts={"mean": _mean(), "train": _train()}, fixed="mean", epsilon=2.0, delta=_DELTA,
+    accountant="rdp",
+  )  # fmt: skip
+  assert joint["mean"] == _mean()
+  assert 1.999 < joint.epsilon() <= 2.0
+
+
+def test_overflow_of_all_plans_fits_into_one_share_of_delta(joint):
+  """(1 + e^epsilon) times the chance that any draw of any plan is too large."""
+  aborts = sum(
+    plan.num_steps
+    * math.exp(overflow.log_allowed(plan.delta, plan.epsilon(), plan.num_steps))
+    for plan in (joint["first"], joint["second"])
+  )
+  cost = (1 + math.exp(2.0)) * aborts
+  assert 0.9 < cost / (overflow.OVERFLOW_SHARE * _DELTA) <= 1 + 1e-9
+  fitted = joint.fitted(1000)
+  for name in ("first", "second"):
+    plan = fitted[name]
+    log_abort = plan.sampler.log_overflow_prob(1001) + math.log(plan.num_steps)
+    assert (1 + math.exp(2.0)) * math.exp(log_abort) <= 0.5001 * 0.05 * _DELTA
+  # Plans as they came, each with all of delta for itself: their overflow costs more.
+  loose = dataclasses.replace(
+    joint,
+    parts={
+      **joint.parts,
+      **{n: dataclasses.replace(joint[n], delta=_DELTA) for n in ("first", "second")},
+    },
+  )
+  assert loose.epsilon() > joint.epsilon()
+
+
+def test_the_ledger_charges_what_ran_in_any_order(joint):
+  ledger = accounting.Ledger()
+  for name, key, steps in [
+    ("first", "a", 5), ("mean", "b", 1), ("first", "a", 5), ("median", "c", 1),
+    ("second", "d", 9), ("first", "e", 10), ("mean", "f", 1),
+  ]:  # fmt: skip
+    ledger = joint.charge(ledger, name, noise_key_id=key, num_steps=steps)
+    before = joint.spent(ledger)
+    assert before.epsilon <= 2.0
+  assert before.steps == 32 and before.epsilon == joint.epsilon()
+  assert "first (20 of 20)" in " ".join(before.statement.split())
+  again = accounting.Ledger.from_json(ledger.to_json())
+  assert joint.spent(again).epsilon == joint.epsilon()
+  # The ledger, read without the joint plan, has the same cost.
+  left = _DELTA * (1 - overflow.OVERFLOW_SHARE)
+  assert ledger.epsilon(left, accountant="rdp") == pytest.approx(joint.epsilon(), rel=1e-6)
+  with pytest.raises(accounting.BudgetExceeded, match="ran 20 times, and may run 20"):
+    joint.charge(ledger, "first", noise_key_id="a")
+
+
+def test_what_did_not_run_is_not_charged(joint):
+  ledger = joint.charge(accounting.Ledger(), "median", noise_key_id="a")
+  spent = joint.spent(ledger)
+  pure = accounting.epsilon(_MEDIAN.event(_ADD), delta=_DELTA, accountant="rdp")
+  assert spent.epsilon == pytest.approx(pure, rel=1e-6)
+  assert "first (0 of 20)" in " ".join(spent.statement.split())
+  assert joint.spent(accounting.Ledger()).epsilon == 0
+
+
+def test_noise_is_never_drawn_twice(joint):
+  ledger = joint.charge(accounting.Ledger(), "mean", noise_key_id="a")
+  with pytest.raises(UserError, match="drew its noise from it already"):
+    joint.charge(ledger, "mean", noise_key_id="a")
+  with pytest.raises(UserError, match=r"is the key of parts\['mean'\]"):
+    joint.charge(ledger, "first", noise_key_id="a")
+  keys = joint.keys(jax.random.key(7))
+  draws = [np.asarray(jax.random.normal(key, (4,))).tobytes() for key in keys.values()]
+  assert len(set(draws)) == 4
+
+
+def test_a_ledger_of_another_plan_is_refused(joint):
+  cheap = JointPlan.calibrated(
+    parts=_PARTS, epsilon=0.9, delta=_DELTA, times={"mean": 2}, accountant="rdp"
+  )
+  ledger = joint.charge(accounting.Ledger(), "first", noise_key_id="a")
+  for other in (ledger, accounting.Ledger().charge(
+    accounting.gaussian_event(1.0), l2_clip_norm=1.0, neighboring_relation=_ADD,
+    noise_key_id="stranger", first_step=0,
+  )):  # fmt: skip
+    with pytest.raises(UserError, match="no parts of this joint plan"):
+      cheap.spent(other)
+
+
+def test_a_pass_of_random_allocation_beside_a_mean_is_charged_at_its_start():
+  sampler = sampling.RandomAllocationSampler(steps_per_pass=4, capacity=999)
+  joint = JointPlan(
+    {"mean": _mean(), "train": _train(sampler=sampler, noise_multiplier=2.0, num_steps=8)},
+    _DELTA,
+  )
+  ledger = joint.charge(accounting.Ledger(), "train", noise_key_id="a", num_steps=5)
+  counts = accounting.parts(ledger.event())
+  once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
+  assert counts == {once: 2}
+  ledger = joint.charge(ledger, "mean", noise_key_id="b")
+  # Five of eight steps overflow less often than eight, which leaves more of delta.
+  assert joint.spent(ledger).epsilon == pytest.approx(joint.epsilon(), rel=5e-3)
+
+
+class _Stopped(mechanisms.Gaussian):
+  """A selection of the best of several runs, which only Renyi DP knows."""
+
+  def event(self, neighboring_relation=_ADD):
+    return accounting.repeat_and_select_event(
+      super().event(neighboring_relation), mean_trials=2.0, shape=1.0
+    )
+
+
+def test_parts_that_only_rdp_knows_are_accounted_by_rdp():
+  parts = {"train": _train(), "best": _Stopped(8.0, 1.0)}
+  joint = JointPlan(parts, _DELTA)
+  assert joint.accountant == "rdp"
+  assert (
+    joint.epsilon() > JointPlan({"train": _train()}, _DELTA, accountant="rdp").epsilon()
+  )
+  assert "claimed" in joint.statement()  # the event is a user's own
+  with pytest.raises(UserError, match=r"parts\['best'\].*'pld'"):
+    JointPlan(parts, _DELTA, accountant="pld")
+
+
+_USERS = sampling.UserSampler(prob=0.1, capacity=200)
+_CUT = sampling.TruncatedPoissonSampler(prob=0.1, capacity=150, num_examples=1000)
+_ZEROED = _train(neighboring_relation="replace_special")
+
+
+@pytest.mark.parametrize(
+  "parts, options, message",
+  [
+    ({}, {}, "parts={}: must be a mapping"),
+    ({"a b": _mean()}, {}, "a name of parts='a b'"),
+    ({"mean": mechanisms.Gaussian}, {}, "must be a dpjax.Plan, or a mechanism"),
+    ({"a": _train(), "b": _ZEROED}, {}, "must be one for all parts"),
+    ({"a": _train()}, {"neighboring_relation": "replace_one"}, "must be one for all parts"),
+    ({"a": _train(sampler=_USERS), "b": _mean()}, {}, "hides one example"),
+    ({"a": _train(), "b": _mean(neighboring_relation="replace_one")}, {}, "parts\\['b'\\]"),
+    ({"a": _train()}, {"times": {"a": 2}}, "times='a': is a plan"),
+    ({"a": _mean()}, {"times": {"a": 0}}, "times\\['a'\\]=0"),
+    ({"a": _mean()}, {"times": {"b": 1}}, "times='b'"),
+    ({"a": _train(sampler=_CUT)}, {"accountant": "rdp"}, "parts\\['a'\\].*'rdp'"),
+    ({"a": _mean()}, {"accountant": "gdp"}, "proves nothing"),
+    ({"a": _mean()}, {"delta": 0.0}, "delta=0.0"),
+  ],
+)  # fmt: skip
+def test_what_has_no_common_epsilon_is_one_line(parts, options, message):
+  with pytest.raises(UserError, match=message) as error:
+    JointPlan(**{"parts": parts, "delta": _DELTA, **options})
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"parts": {"median": _MEDIAN}}, "leaves no part"),
+    ({"fixed": ("mean", "train")}, "leaves no part"),
+    ({"fixed": ("median",)}, "fixed='median'"),
+    ({"fixed": ("mean",), "epsilon": 0.5}, "unreachable, the parts whose noise stays cost"),
+    ({"epsilon": -1.0}, "epsilon=-1.0"),
+    ({"parts": {"mean": _mean(), "a": _train(noise_multiplier=0.0)}}, "noise_multiplier=0.0"),
+  ],
+)  # fmt: skip
+def test_a_target_that_nothing_reaches_is_one_line(changes, message):
+  options = {"parts": {"mean": _mean(), "train": _train()}, "epsilon": 2.0, "delta": _DELTA}
+  with pytest.raises(UserError, match=message):
+    JointPlan.calibrated(**{**options, **changes})
+
+
+def test_a_plan_of_parts_without_a_shared_capacity_says_so():
+  loose = JointPlan(_PARTS, _DELTA, accountant="rdp")
+  with pytest.raises(UserError, match="too small for the capacities of these plans"):
+    loose.epsilon()
+
+
+def test_parts_cannot_be_changed_after_they_were_accounted(joint):
+  with pytest.raises(TypeError):
+    joint.parts["mean"] = _mean(noise_multiplier=0.1)
+  mine = dict(joint.parts)
+  plan = JointPlan(mine, _DELTA, accountant="rdp")
+  before = plan.epsilon()
+  mine["mean"] = _mean(noise_multiplier=0.1)
+  assert plan.epsilon() == before
+  with pytest.raises(accounting.BudgetExceeded, match="steps\\['first'\\]=21"):
+    plan.epsilon(steps={"first": 21})
+
+
+def test_a_run_of_two_parts_with_a_ledger(joint):
+  """As docs/accounting.md does it, with the mechanisms really called."""
+  small = joint.fitted(100)
+  keys = small.keys(jax.random.key(3))
+  data = dpjax.types.Example(x=np.linspace(-1, 1, 100)[:, None], y=np.zeros(100, int))
+  ledger = small.charge(accounting.Ledger(), "mean", noise_key_id="mean")
+  centre = small["mean"](keys["mean"], jnp.asarray(data.x).sum())
+  assert np.isfinite(centre)
+  plan = dataclasses.replace(small["second"], normalize_by=10)
+  batches = list(plan.batches(np.asarray(data.x), rng=5))
+  ledger = small.charge(ledger, "second", noise_key_id="second", num_steps=len(batches))
+  assert 0 < small.spent(ledger).epsilon < small.epsilon()
