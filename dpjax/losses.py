@@ -25,11 +25,13 @@ Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> outputs [B, ..
 
 def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Array:
   """Returns apply's output for one example, without the batch axis: float32 or wider."""
-  batch = jnp.asarray(x)[None]
+  # A list of numbers is one array, and a dict is a tree of them.
+  alone = x if isinstance(x, dict) else jnp.asarray(x)
+  batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
   outputs = apply(params, batch)
   if jnp.ndim(outputs) != rank or jnp.shape(outputs)[0] != 1:
     raise UserError(
-      f"must return {what} for x of shape {batch.shape}, got {jnp.shape(outputs)}",
+      f"must return {what} for x of shape {trees.shapes(batch)}, got {jnp.shape(outputs)}",
       field="apply",
     )
   return trees.at_least_float32(outputs[0])

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import trees, validate
+from dpjax import columns, trees, validate
 from dpjax.types import Array, Labelled, Params
 from dpjax.validate import UserError
 
@@ -42,7 +42,7 @@ def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
     if jnp.shape(logits)[:-1] != y.shape:
       wanted = ", ".join(map(str, y.shape))
       raise UserError(
-        f"must return logits [{wanted}, K] for x of shape {x.shape}, got "
+        f"must return logits [{wanted}, K] for x of shape {trees.shapes(x)}, got "
         f"{jnp.shape(logits)}",
         field="apply",
       )
@@ -56,9 +56,14 @@ def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
   return totals
 
 
-def _padded(array: np.ndarray, start: int, size: int) -> np.ndarray:
-  rows = array[start : start + size]
-  return np.concatenate([rows, np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)])
+def _padded(data: Any, start: int, size: int) -> Any:
+  """Returns `size` rows, the last ones zero; of a dict of arrays a dict."""
+
+  def filled(rows: np.ndarray) -> np.ndarray:
+    zeros = np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)
+    return np.concatenate([rows, zeros])
+
+  return jax.tree.map(filled, data[start : start + size])
 
 
 def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
@@ -69,6 +74,7 @@ def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
 
 def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
   x = dataset.x
+  x = columns.Columns(x, "dataset.x") if isinstance(x, dict) else x
   y = np.asarray(dataset.y)
   # Other data are read a batch at a time.
   if isinstance(x, jax.Array) or not hasattr(x, "shape"):

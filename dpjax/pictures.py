@@ -14,21 +14,17 @@ import os
 import pathlib
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.axis import Tick
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
-from matplotlib.lines import Line2D
-from matplotlib.text import Text
-from PIL import Image
-
-from dpjax import files
+from dpjax import files, optional
 from dpjax.validate import UserError
+
+# matplotlib belongs to an extra: it is imported when something is drawn.
+if TYPE_CHECKING:
+  from matplotlib.artist import Artist
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
+  from matplotlib.lines import Line2D
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -208,6 +204,9 @@ def relation_in_words(relation: str, unit: str = "example") -> str:
 
 def new_figure(look: Look, *, height: float) -> Figure:
   """Returns an empty figure of the look's width; `height` in inches where the look has none."""
+  with optional.needed():
+    from matplotlib.figure import Figure
+
   return Figure(figsize=(look.width, look.height or height), layout="constrained")
 
 
@@ -256,6 +255,9 @@ def key(figure: Figure, look: Look, handles: Sequence[Artist]) -> None:
 
 def sample(label: str, look: Look = PAGE, **how: Any) -> Line2D:
   """Returns a line or a marker for a `key`."""
+  with optional.needed():
+    from matplotlib.lines import Line2D
+
   how = {"linewidth": 1.2, "markersize": look.font_size * 0.6} | how
   return Line2D([], [], label=label, **how)
 
@@ -274,6 +276,10 @@ def label_ends(
     ends: (name, height in data coordinates, colour) of each line.
     characters: at which a name is broken.
   """
+  with optional.needed():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
   figure = axes.get_figure(root=True)
   assert isinstance(figure, Figure)
   FigureCanvasAgg(figure)
@@ -345,6 +351,13 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   Raises:
     UserError: another suffix.
   """
+  with optional.needed():
+    import matplotlib
+    from matplotlib.axis import Tick
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.image import AxesImage
+    from matplotlib.text import Text
+
   path = pathlib.Path(path)
   paths = [path, *(path.with_suffix(suffix) for suffix in also)]
   suffixes = [check_suffix(each) for each in paths]
@@ -370,6 +383,9 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
 
 def _with_a_palette(content: io.BytesIO) -> io.BytesIO:
   """Returns a PNG of lines and letters with 256 colours in place of all."""
+  with optional.needed():
+    from PIL import Image
+
   smaller = io.BytesIO()
   with Image.open(content) as image:
     # Without dithering, so that areas of one colour stay of one colour.

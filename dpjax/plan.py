@@ -813,8 +813,8 @@ class Plan:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
         leading axis of len(indices), in their order: an array, a `dpjax.data.Dataset`, a torch
         TensorDataset, a Hugging Face data set `.with_format("numpy")`, a class of your own,
-        whose arrays are copied. Rows that its
-        `present` [n] (where it has one) calls empty are drawn, and contribute zero. Its
+        whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. Rows
+        that its `present` [n] (where it has one) calls empty are drawn, and contribute zero. Its
         `nominal_size` (where it has one) is the number that the capacity is checked for.
       rng: integer seed of the sampler; 128 bits or more for a release. None: 128 fresh bits of
         the operating system, which nobody can draw again. Like the key of `transform`, it is for

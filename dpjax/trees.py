@@ -192,6 +192,15 @@ def check_key(**named: Any) -> None:
       )
 
 
+def shapes(tree: ArrayTree) -> Any:
+  """Returns the tree with the shape of each array in its place.
+
+  >>> shapes({"x": jnp.ones((2, 3))})
+  {'x': (2, 3)}
+  """
+  return jax.tree.map(jnp.shape, tree)
+
+
 def add(a: ArrayTree, b: ArrayTree) -> Any:
   """Leafwise a + b."""
   return jax.tree.map(jnp.add, a, b)

@@ -173,7 +173,11 @@ class _Stopped(KeyboardInterrupt):
 def stoppable(workdir: str) -> Iterator[None]:
   """Ends the process in one line when SIGINT, SIGTERM or SIGHUP stops the block, with exit
   code 128 + signal. Within a training the loop handles them, finishes its step and saves."""
+  # Before hours of training: pictures are drawn at its end.
+  from dpjax import optional
   from dpjax.experiments.run import loop
+
+  optional.check("runs")
 
   def stop(signum: int, frame: Any) -> None:
     raise _Stopped(signum)
@@ -274,7 +278,9 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
     except (Exception, SystemExit) as error:
       if _is_memory(error):
         fail(f"out of memory: {str(error)[:160] or type(error).__name__}", code=1)
-      blamed = without_device() or names.blame(error)
+      from dpjax import optional
+
+      blamed = optional.missing(error) or without_device() or names.blame(error)
       if blamed is None:
         raise
       fail(blamed)

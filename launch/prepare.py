@@ -31,6 +31,7 @@ from typing import Any
 
 from absl import flags
 
+from dpjax import optional
 from dpjax.data import prepared, tff
 from dpjax.data.published import is_embedded
 from dpjax.validate import UserError
@@ -76,7 +77,8 @@ def _require_network(builder: Any) -> None:
 
 
 def _write(name: str, root: pathlib.Path) -> None:
-  import tensorflow_datasets as tfds
+  with optional.needed():
+    import tensorflow_datasets as tfds
 
   try:
     builder = tfds.builder(name, data_dir=str(root), file_format="array_record")

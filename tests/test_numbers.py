@@ -93,11 +93,15 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| JAX-Privacy 2.0 | dpjax |",
     "| TensorFlow Privacy | dpjax |",
     "| Flower | dpjax |",
+    "| TFF | dpjax |",
     "| pfl | dpjax |",
   ),
   "docs/comparison.md": (
     "| | version read | what it is |",
-    "| | dpjax | JAX-Privacy | Opacus | TF Privacy | FedJAX | pfl-research | Flower |",
+    (
+      "| | dpjax | JAX-Privacy | Opacus | TF Privacy | FedJAX | pfl-research | Flower | "
+      "TFF | PySyft |"
+    ),
   ),
   "docs/compose.md": (
     "| part | what it is |",
@@ -122,6 +126,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
   ),
   "docs/getting_started.md": (
     "| step | minutes by the clock | processor seconds |",  # once, as it says
+    "| command | what you get |",
   ),
   "docs/glossary.md": ("| word | meaning |",),
   "docs/gradients.md": (
@@ -212,6 +217,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| `--config.model.name` | tokens | what is trained |",
     "| split | a row that is taken out of the file moves |",
     "| `--config.data.name=` | what it reads |",
+    "| where | how |",
     "| question | answer |",
   ),
   "results/README.md": (

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from dpjax import validate
+from dpjax import optional, validate
 from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -71,7 +71,8 @@ def quantile_regression(
       value=fpr,
     )
   # Imported here: it is slow.
-  from sklearn.ensemble import GradientBoostingRegressor
+  with optional.needed():
+    from sklearn.ensemble import GradientBoostingRegressor
 
   leaf = min(40, max(1, learned.size // 10))
   trees = GradientBoostingRegressor(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import validate
+from dpjax import optional, validate
 from dpjax.attacks import signals
 from dpjax.attacks.signals import Signal
 from dpjax.metrics import Apply
@@ -167,7 +167,8 @@ def infer_property(
   True
   """
   # Imported here: it is slow.
-  from sklearn import linear_model
+  with optional.needed():
+    from sklearn import linear_model
 
   validate.positive(l2=l2)
   known = signals.numbers("shadows", shadows)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
   from dpjax.data.tables import table as table
   from dpjax.data.target_kinds import Interval as Interval
   from dpjax.data.target_kinds import Labels as Labels
+  from dpjax.data.target_kinds import needs_arrays as needs_arrays
   from dpjax.data.target_kinds import needs_classes as needs_classes
   from dpjax.data.text import PADDING_ID as PADDING_ID
   from dpjax.data.text import encode_text as encode_text

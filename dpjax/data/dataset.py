@@ -6,9 +6,11 @@ import copy
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from dpjax import validate
+from dpjax.columns import Columns
 from dpjax.data import target_kinds
 from dpjax.data.rows import Rows, RowSource
 from dpjax.data.target_kinds import Target
@@ -19,7 +21,26 @@ from dpjax.validate import UserError
 _SHOWN = 160
 
 
+def _check_columns(x: Columns) -> None:
+  for place, leaf in x.named():
+    if not isinstance(leaf, np.ndarray) or leaf.dtype not in (np.float32, np.int32):
+      raise UserError(
+        f"must be a float32 or int32 NumPy array, got {leaf.dtype}", field=place
+      )
+    if 0 in leaf.shape[1:]:
+      raise UserError(
+        "one example must hold at least one number",
+        field=f"{place}.shape",
+        value=leaf.shape,
+      )
+    if leaf.dtype == np.float32 and not np.isfinite(leaf).all():
+      bad = int(np.count_nonzero(~np.isfinite(leaf)))
+      raise UserError(f"every value must be finite in float32, {bad} are not", field=place)
+
+
 def _check_x(x: Any) -> None:
+  if isinstance(x, Columns):
+    return _check_columns(x)
   known = isinstance(x, np.ndarray | Rows)
   if not known or x.dtype not in (np.float32, np.int32):
     kind = getattr(x, "dtype", type(x).__name__)
@@ -66,6 +87,17 @@ def _read_only(array: np.ndarray) -> np.ndarray:
   return view
 
 
+def _frozen_columns(x: Columns, vocab_size: int | None) -> Columns:
+  """Returns a dict of read-only views."""
+  if vocab_size is not None:
+    raise UserError(
+      "must be left out where x is a dict: which of its arrays would it bound?",
+      field="vocab_size",
+      value=vocab_size,
+    )
+  return Columns(jax.tree.map(_read_only, x.tree), "x")
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
   """Examples: `len(d)`, and `d[i]`, `d[indices]` or `d[a:b]` -> `Example`.
@@ -87,7 +119,8 @@ class Dataset:
   5
   """
 
-  # [n, H, W, C] or [n, *features] float32; or [n, T] int32 tokens; an array, or `Rows`
+  # [n, H, W, C] or [n, *features] float32; or [n, T] int32 tokens; an array, or `Rows`. Or
+  # `Columns`: a dict of arrays [n, ...], so that an example's x is a dict.
   x: Any
   y: np.ndarray  # [n] int32 classes; or as `target` says
   name: str
@@ -114,7 +147,9 @@ class Dataset:
     else:
       _check_y(self.y, len(self.x))
       _check_range(self.y, self.num_classes, "y", "num_classes")
-    if isinstance(self.x, np.ndarray):
+    if isinstance(self.x, Columns):
+      object.__setattr__(self, "x", _frozen_columns(self.x, self.vocab_size))
+    elif isinstance(self.x, np.ndarray):
       if self.x.dtype == np.int32:
         _check_range(self.x, self.vocab_size, "x", "vocab_size")
       object.__setattr__(self, "x", _read_only(self.x))
@@ -138,7 +173,8 @@ class Dataset:
     return Example(self.x[indices], self.y[indices])
 
   def __repr__(self) -> str:
-    x = f"{len(self)} x {self.x.shape[1:]} {self.x.dtype}"
+    kind = self.x if self.in_columns else f"{self.x.shape[1:]} {self.x.dtype}"
+    x = f"{len(self)} x {kind}"
     x += "" if self.in_memory else " in files"
     learnt = f"{self.num_classes} classes" if self.target is None else str(self.target)
     return f"Dataset({self.name}/{self.split}: {x}, {learnt})"
@@ -151,6 +187,7 @@ class Dataset:
     """
     present = None if self.present is None else self.present[indices]
     x = self.x[indices] if self.in_memory else self.x.subset(indices)
+    x = Columns(x, "x") if self.in_columns else x
     return dataclasses.replace(self, x=x, y=self.y[indices], present=present)
 
   def declared(self, nominal_size: int | None) -> Dataset:
@@ -172,12 +209,21 @@ class Dataset:
     """Whether x is an array; otherwise it is `Rows`, read on request."""
     return not isinstance(self.x, Rows)
 
+  @property
+  def in_columns(self) -> bool:
+    """Whether x is `Columns`, so that an example's x is a dict of arrays."""
+    return isinstance(self.x, Columns)
+
   def read(self) -> Dataset:
     """Returns the same data set in memory."""
+    if self.in_memory:
+      return self
     return dataclasses.replace(self, x=self.x[:])
 
   def replaced(self, indices: np.ndarray, by: Dataset) -> Dataset:
     """Returns the data set with the rows of `by` [k] at distinct `indices` [k]."""
+    if self.in_columns:
+      raise UserError("is a dict of arrays, whose rows cannot be replaced", field="x")
     y = self.y.copy()
     y[indices] = by.y
     if self.in_memory:
@@ -231,6 +277,26 @@ def _as_features(value: Any) -> np.ndarray:
     "tokens [n, T]",
     field="x",
   )
+
+
+def _as_columns(tree: dict[Any, Any]) -> Columns:
+  """Converts each array of a dict: images, floats and integers become float32 or int32."""
+
+  def converted(place: str, leaf: Any) -> np.ndarray:
+    array = _as_array(leaf, place)
+    if array.dtype.kind in "iu" and array.dtype != np.uint8:
+      return _to_int32(array, place)
+    if array.dtype.kind == "f" or (array.dtype == np.uint8 and array.ndim in (3, 4)):
+      return _as_features(array)
+    raise UserError(
+      f"{array.dtype} of shape {array.shape} is not supported: must be uint8 images, floats, or "
+      "wider integers",
+      field=place,
+    )
+
+  held = Columns(tree, "x")
+  leaves = [converted(place, leaf) for place, leaf in held.named()]
+  return Columns(jax.tree.unflatten(jax.tree.structure(tree), leaves), "x")
 
 
 def _as_labels(value: Any) -> np.ndarray:
@@ -306,7 +372,7 @@ def _check_apart(x: Rows) -> None:
 
 
 def from_arrays(
-  x: HostArray,
+  x: HostArray | dict[str, Any],
   y: HostArray,
   *,
   num_classes: int | None = None,
@@ -321,7 +387,8 @@ def from_arrays(
   Args:
     x: uint8 images [n, H, W] or [n, H, W, C], divided by 255 (a missing channel axis is
       added); or floats [n, *features], cast to float32 and otherwise left alone (finite;
-      scale them yourself, by public constants); or integer tokens [n, T], cast to int32.
+      scale them yourself, by public constants); or integer tokens [n, T], cast to int32. Or a
+      dict of such arrays, in which integers may have any shape [n, ...]: a model then gets a dict.
     y: integer labels [n] in [0, num_classes); or what `target` says.
     num_classes: how many classes there are. Public: never counted from the labels here.
     target: None: classes. `Interval(lower, upper)`: y holds numbers [n] in their own units,
@@ -354,7 +421,7 @@ def from_arrays(
   if isinstance(target, target_kinds.Labels) and num_classes is None:
     num_classes = len(target.names)
   return Dataset(
-    x=_as_features(x),
+    x=_as_columns(x) if isinstance(x, dict) else _as_features(x),
     y=_as_labels(y) if target is None else target_kinds.as_targets(y, target),
     name=name,
     num_classes=1 if num_classes is None else num_classes,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dpjax.columns import Columns
 from dpjax.data.dataset import Dataset
 from dpjax.data.federation import Federation
 from dpjax.data.rows import Rows
@@ -59,6 +60,10 @@ def digest(data: Labelled | Federation) -> bytes:
   kind += [] if target is None else [repr(target)]
   hashed = hashlib.sha256(f"dpjax data {kind}".encode())
   arrays = [held.x, held.y]
+  if isinstance(held.x, Columns):
+    # Names, too: which array is which input belongs to the data.
+    hashed.update(f"dict {[place for place, _ in held.x.named()]}".encode())
+    arrays = [*(leaf for _, leaf in held.x.named()), held.y]
   present = getattr(data, "present", None)
   # Empty records make other data: with the same noise, the difference of two runs is the record.
   # Without any, the digest is that from before they were covered.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import validate
+from dpjax import optional, validate
 from dpjax.data import table_declaration, tables
 from dpjax.data.dataset import Dataset, first_line, from_arrays, in_files
 from dpjax.data.rows import stay_in_files
@@ -210,7 +210,8 @@ def _part(
 def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
   """Decodes one file to uint8 pixels [height, width, channels]."""
   # Imported here: it is slow.
-  from PIL import Image
+  with optional.needed():
+    from PIL import Image
 
   size = (declared.width, declared.height)
   validate.no_pipe(path / name, name)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import validate
+from dpjax import optional, validate
 from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays, in_files
 from dpjax.data.dataset import first_line as first_line
@@ -58,7 +58,8 @@ def check_known(name: str) -> None:
   """Raises UserError, with the nearest name, unless TFDS knows this data set. Works
   offline."""
   # Imported here: it is slow.
-  import tensorflow_datasets as tfds
+  with optional.needed():
+    import tensorflow_datasets as tfds
 
   match = _NAME.fullmatch(name)
   known = {*COMMON, *tfds.list_builders(with_community_datasets=False)}
@@ -149,7 +150,8 @@ def _classes_named(data: Any) -> Iterator[Any]:
 
 
 def _open(name: str, root: pathlib.Path) -> Any:  # {split: source}
-  import tensorflow_datasets as tfds
+  with optional.needed():
+    import tensorflow_datasets as tfds
 
   check_features(name, root)
   return tfds.data_source(name, data_dir=str(root), download=False)
@@ -208,7 +210,8 @@ def _decoder(first: Any, max_length: int) -> Callable[[list[Any]], np.ndarray]:
 def stored_features(records: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
   """Parses tf.train.Examples, as stored, into features by name."""
   # Imported here: it is slow.
-  from tensorflow_datasets.proto import tf_example_pb2
+  with optional.needed():
+    from tensorflow_datasets.proto import tf_example_pb2
 
   parse = tf_example_pb2.Example.FromString  # pyright: ignore[reportAttributeAccessIssue]
   return (parse(record).features.feature for record in records)

@@ -190,7 +190,11 @@ def _of_user(datasets: Any, name: str) -> tuple[Dataset, Dataset]:
       field="data.name",
       value=name,
     )
-  shapes = [(part.x.shape[1:], part.num_classes) for part in datasets]
+  # Of a dict every array counts, by its name.
+  shapes = [
+    (part.x.shapes if part.in_columns else part.x.shape[1:], part.num_classes)
+    for part in datasets
+  ]
   if shapes[0] != shapes[1] or not all(map(len, datasets)):
     raise UserError(
       "train and test must hold examples of one shape and as many classes",

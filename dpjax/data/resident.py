@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from dpjax import parallel as processes
+from dpjax.columns import Columns
 from dpjax.data.rows import Rows
 from dpjax.types import Example, Labelled
 
@@ -45,7 +46,8 @@ class Resident:
     everywhere: Sharding | None = None,
     split: Callable[[Any], Any] | None = None,
   ):
-    arrays = Example(dataset.x, dataset.y)
+    x = dataset.x.tree if isinstance(dataset.x, Columns) else dataset.x
+    arrays = Example(x, dataset.y)
     put = jnp.asarray
     if everywhere is not None:
       put = functools.partial(processes.placed, sharding=everywhere)

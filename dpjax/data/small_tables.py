@@ -12,6 +12,7 @@ import os
 import pathlib
 from typing import Any
 
+from dpjax import optional
 from dpjax.data import tables
 from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
@@ -70,7 +71,8 @@ def _bundled(name: str, **options: Any) -> dict[str, Any]:
   """Returns columns by name of a data set inside the scikit-learn wheel; its target is
   `target`."""
   # Imported here: it is slow.
-  from sklearn import datasets
+  with optional.needed():
+    from sklearn import datasets
 
   bunch: Any = getattr(datasets, f"load_{name}")(**options)
   return dict(zip(bunch.feature_names, bunch.data.T)) | {"target": bunch.target}

@@ -142,13 +142,23 @@ def as_targets(values: Any, target: Target) -> np.ndarray:
   return array.astype(np.int32)
 
 
+def needs_arrays(dataset: Any, what: str) -> None:
+  """Raises UserError where an example's input is a dict; arguments as of `needs_classes`."""
+  if getattr(getattr(dataset, "dataset", dataset), "in_columns", False):
+    raise UserError(
+      f"{what}: needs data with one array of inputs; a dict of arrays is taken by launch.train, "
+      "launch.sweep and notebooks"
+    )
+
+
 def needs_classes(dataset: Any, what: str) -> None:
-  """Raises UserError where a data set holds no classes.
+  """Raises UserError where a data set holds no classes, or dicts of arrays as inputs.
 
   Args:
     dataset: a `Dataset`, or a `Federation` of one.
     what: the setting that needs them, as "audit.enabled=True".
   """
+  needs_arrays(dataset, what)
   target = getattr(getattr(dataset, "dataset", dataset), "target", None)
   if target is None:
     return

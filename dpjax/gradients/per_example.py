@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from dpjax import trees, validate
+from dpjax import columns, trees, validate
 from dpjax.gradients import clipping, memory
 from dpjax.gradients.arguments import (
   check_arrays,
@@ -50,6 +50,7 @@ METHODS = ("auto", "vmap", "ghost")
 
 
 def _batch_size(batch: Any, name: str = "batch") -> int:
+  columns.check_no_none(batch, name)
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}  # () for a scalar
   if len(sizes) != 1 or () in sizes:
     leading_axes = sorted(map(str, sizes)) or "no arrays"

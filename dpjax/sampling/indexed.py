@@ -11,9 +11,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import trees
+from dpjax import columns, trees
 from dpjax.types import Indexed
 from dpjax.validate import UserError
+
+
+def by_place(data: Any) -> Indexed:
+  """Returns a dict of arrays as data that are read by place; anything else unchanged.
+
+  `len` of a dict is the number of its names, not of its examples.
+
+  >>> len(by_place({"x": np.zeros((4, 2)), "y": np.zeros(4)})), len(by_place(np.zeros(3)))
+  (4, 3)
+  """
+  return columns.Columns(data) if isinstance(data, dict) else data
 
 
 def size_of(data: Indexed) -> int:
@@ -25,6 +36,7 @@ def size_of(data: Indexed) -> int:
   >>> size_of(np.zeros((3, 2)))
   3
   """
+  data = by_place(data)
   try:
     size = len(data)
   # A user's class may fail in any way, and its message may hold records, so neither is
@@ -51,6 +63,7 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   >>> reader(np.arange(3.0), 3)(np.array([2, 0]))
   array([2., 0.])
   """
+  data = by_place(data)
   is_ours = type(data).__module__.partition(".")[0] == "dpjax"
   is_known = is_ours or type(data) is np.ndarray or isinstance(data, jax.Array)
 
@@ -94,6 +107,7 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
     raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
   if not leaves:
     raise UserError(f"{_needs(data)}, whose data[indices] holds no array")
+  columns.check_no_none(examples, "data[indices]")
   adds_rows = getattr(data, "adds_rows", False)
   for leaf, shape in zip(leaves, shapes):
     _check_kind(data, leaf)

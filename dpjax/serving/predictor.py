@@ -367,6 +367,7 @@ def _inputs_of_data(config: Any, train: TrainConfig, at: str) -> ModelInputs:
       f"{at}: has no {model_inputs.NAME}, which runs write since this version, and its data cannot "
       f"say the shape of an example ({error!s:.120}); train it again"
     ) from error
+  data.needs_arrays(test, at)
   known = model_inputs.of(train.data, test, tuple(test.x.shape[1:]))
   assert known is not None
   return known

@@ -17,6 +17,7 @@ import optax
 
 from dpjax import trees, validate
 from dpjax.losses import Apply
+from dpjax.training import schedule_free
 from dpjax.training.augment import AugmentFn
 from dpjax.training.dp_sgd import StepInfo, TrainState, averaged
 from dpjax.types import Algorithm, Array, Batch, Params
@@ -157,7 +158,9 @@ def contrastive(
     # Copied, so that the caller's parameters survive donation.
     params = jax.tree.map(jnp.copy, params)
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
-    return TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32))
+    opt_state = chain.init(params)
+    schedule_free.check(opt_state, params, ema_decay)
+    return TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
     mask = jnp.asarray(batch.mask)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from dpjax import gradients, sampling, transforms, trees, validate
 from dpjax.plan import Plan
-from dpjax.types import Algorithm, Array, Batch, ClippedSum, LossFn, Params
+from dpjax.types import Algorithm, Array, Batch, ClippedSum, Example, LossFn, Params
 from dpjax.validate import UserError
 
 
@@ -32,6 +32,24 @@ class StepInfo(NamedTuple):
   mean_norm: Array  # mean gradient norm before clipping
   clip_fraction: Array  # share of examples whose norm exceeded the bound
   batch_size: Array  # realised; itself a secret under Poisson sampling
+
+
+def _with_keys(examples: Any, keys: Array) -> Any:
+  """Returns examples with a key each: `example.key`, or of a dict `example["key"]`."""
+  if isinstance(examples, Example):
+    return examples._replace(key=keys)
+  if not isinstance(examples, dict):
+    kind = type(examples).__name__
+    raise UserError(
+      f"needs examples that are dpjax.types.Example or a dict, which get a key; got {kind}",
+      field="example_key",
+    )
+  if "key" in examples:
+    raise UserError(
+      'needs examples without an entry "key" of their own: it gets the key of each example',
+      field="example_key",
+    )
+  return {**examples, "key": keys}
 
 
 def _masked_mean(values: Array, mask: Array) -> Array:
@@ -93,8 +111,10 @@ def dp_sgd(
       run has. Two runs with one key have the same noise, so the difference of their releases
       is exact.
     example_key: typed key from which every example of every step gets its own
-      `example.key` (augmentation, dropout); None leaves `example.key` as it is.
-    ema_decay: keep an exponential average of the parameters (post-processing: free).
+      `example.key` (augmentation, dropout), and a dict its `example["key"]`; None leaves them
+      as they are.
+    ema_decay: keep an exponential average of the parameters (post-processing: free). Refused
+      with a schedule-free optimizer of Optax, whose own average `eval_params` returns.
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
     mesh: devices of an axis "data", which share the examples of a batch, and of an axis
       "model", where there is one, over which parameters, optimizer state and noise are split
@@ -153,7 +173,12 @@ def dp_sgd(
     # Copied, so that the caller's parameters survive donation.
     params = placed(jax.tree.map(jnp.copy, params))
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
-    return placed(TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32)))
+    opt_state = chain.init(params)
+    # Imported here: it loads Optax's further optimizers.
+    from dpjax.training import schedule_free
+
+    schedule_free.check(opt_state, params, ema_decay)
+    return placed(TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
     # If a step is one batch, slices are not counted.
@@ -168,7 +193,7 @@ def dp_sgd(
       num_keys = padded_batch_size if size == rows else size
       # A mesh added the rows beyond `own`, which must not change the keys of others.
       keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
-      examples = examples._replace(key=placed(gradients.filled(keys, size)))
+      examples = _with_keys(examples, placed(gradients.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
@@ -195,8 +220,17 @@ def dp_sgd(
 
 
 def eval_params(state: TrainState) -> Params:
-  """Returns the parameters to evaluate and release: the average where one is kept."""
-  return state.params if state.ema is None else state.ema
+  """Returns the parameters to evaluate and release: the average where one is kept.
+
+  It is that of `ema_decay`, or of one of Optax's schedule-free optimizers.
+  """
+  if state.ema is not None:
+    return state.ema
+  # Imported here: it loads Optax's further optimizers.
+  from dpjax.training import schedule_free
+
+  average = schedule_free.average(state.opt_state, state.params)
+  return state.params if average is None else average
 
 
 def _private_state(state: TrainState) -> Any:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import trees
+from dpjax.training import schedule_free
 from dpjax.types import Example, LossFn, Params, Updates
 from dpjax.validate import UserError
 
@@ -33,6 +34,7 @@ def of_part(
 
   Raises:
     UserError: no parameter is trained; then nothing would learn, and the budget would be spent.
+      Or `tx` is a schedule-free optimizer of Optax.
 
   >>> loss, tx = of_part(lambda p, x: x * p["a"] * p["b"], optax.sgd(1.0), "b".__eq__)
   >>> params = {"a": jnp.float32(2), "b": jnp.float32(3)}
@@ -55,6 +57,11 @@ def of_part(
     return loss_fn(but(params, jax.lax.stop_gradient), example)
 
   def update(updates: Updates, state: optax.OptState, params: Params | None = None):
+    # It averages points that this function would not let move.
+    if schedule_free.states(state):
+      raise UserError(
+        "must not be schedule-free, which averages all parameters", field="tx"
+      )
     # Before the optimizer for its state, and after it for what it adds itself (weight
     # decay).
     moved, state = tx.update(but(updates, jnp.zeros_like), state, params)

@@ -16,6 +16,7 @@ from dpjax.data.dataset import first_line
 from dpjax.experiments.checks.subject import BATCH, Subject
 from dpjax.experiments.checks.table import CheckTable, checks
 from dpjax.plan import Plan
+from dpjax.sampling import indexed
 from dpjax.types import Algorithm, Array, Indexed, LossFn, Params
 from dpjax.validate import UserError
 
@@ -161,6 +162,7 @@ def check(
       f"norm of the plan moves (l2_clip_norm={clip!r:.80}); leave clipped_grad out",
       field="algorithm",
     )
+  data = indexed.by_place(data)
   rows = _checked_rows(data)
   plan.check_capacity(len(rows), getattr(data, "nominal_size", None))
   options: dict[str, Any] = {"method": method, "microbatch_size": microbatch_size}

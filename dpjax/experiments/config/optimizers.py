@@ -63,6 +63,20 @@ CENTRAL = {
     optax.contrib.muon,
     weight_decay=0.0,
   ),
+  # They average the parameters: the average is what a run evaluates and releases.
+  "schedule_free_sgd": settings(
+    lambda rate, noise, b1: optax.contrib.schedule_free_sgd(rate, b1=b1),
+    optax.contrib.schedule_free_sgd,
+    b1=0.9,  # weight of the average in the point at which gradients are taken
+  ),
+  "schedule_free_adamw": settings(
+    lambda rate, noise, b1, weight_decay: optax.contrib.schedule_free_adamw(
+      rate, b1=b1, weight_decay=weight_decay
+    ),
+    optax.contrib.schedule_free_adamw,
+    b1=0.9,
+    weight_decay=0.0,
+  ),
   "dp_adam": settings(
     lambda rate, noise, noise_floor: transforms.dp_adam(
       rate, noise_std=noise.std, noise_floor=noise_floor
@@ -77,6 +91,8 @@ CENTRAL = {
   ),
 }
 # name -> function of (rate, None), for clients, who start afresh in every round
+# Optimizers whose average takes the place of a falling rate.
+SCHEDULE_FREE = ("schedule_free_sgd", "schedule_free_adamw")
 FEDERATED = {
   "sgd": settings(_sgd, momentum=0.0),
   "adam": settings(lambda rate, _: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3), optax.adam),

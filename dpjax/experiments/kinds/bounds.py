@@ -197,6 +197,9 @@ def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
   """Raises UserError for a momentum or a penalty outside its range."""
   options = functools.partial(named, f"{section}.rule", config.rule)
   validate.share(**options("momentum"))
+  averaged = options("b1")
+  # The average is divided by it in every step, and rounding errors grow by as much.
+  rules.within_range(0.1, 1.0).check(**averaged)
   penalties = options("weight_decay", "noise_floor", "prior_precision")
   validate.non_negative(**penalties)
   rules.IN_FLOAT32.check(**penalties)

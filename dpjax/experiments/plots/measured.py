@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from typing import TYPE_CHECKING, Any
 
 from dpjax import pictures
 from dpjax.accounting import upper
 from dpjax.pictures import PAGE, Look
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 # Of `ordinary` every other method is a ratio.
@@ -174,6 +174,8 @@ def _steps(steps: int) -> str:
 
 def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> None:
   """Draws methods below each other, for cohorts of one size."""
+  from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
   methods = list(dict.fromkeys(row["method"] for row in rows))
   for row in rows:
     index = workloads.index(row["workload"])

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax import pictures
 from dpjax.experiments.kinds.attack import table as attack_table
@@ -18,6 +16,9 @@ from dpjax.experiments.run import report, writers
 from dpjax.experiments.sweeps import curve_picture, noise_histograms, panels
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 Reference = tuple[str, float, float]
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from dpjax import models, trees
 from dpjax.accounting import Ledger, by_name
+from dpjax.columns import Columns
 from dpjax.data import Dataset, Federation, Rows
 from dpjax.experiments.run import (
   checkpoint,
@@ -247,7 +248,9 @@ def blank(dataset: Dataset, shape: tuple[int, ...], dtype: Any = None) -> Datase
   """Returns as many examples of that shape and type, all zero and of class 0."""
   dtype = dataset.x.dtype if dtype is None else dtype
   y = np.zeros_like(dataset.y)
-  if dataset.in_memory:
+  if dataset.in_columns:
+    x = Columns(jax.tree.map(np.zeros_like, dataset.x.tree), "x")
+  elif dataset.in_memory:
     x = np.zeros((len(dataset), *shape), dtype)
   else:
     x = Rows(_Zeros(len(dataset), shape, dtype), shape, dtype)

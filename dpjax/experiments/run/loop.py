@@ -142,6 +142,10 @@ def run(
   done = processes.on_first(lambda: _finished(job, folder, meta))
   if done is not None:
     return done
+  # Before hours of training: the report is drawn at its end.
+  from dpjax import optional
+
+  optional.check("runs")
   data, random, run_id, code = admitted(job, folder, meta)
   look = functools.partial(run_keys.code_of, job.config)
   with run_code.watched(code, look):

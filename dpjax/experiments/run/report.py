@@ -10,11 +10,9 @@ import os
 import pathlib
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from dpjax import accounting, pictures
 from dpjax.accounting import upper
@@ -22,6 +20,10 @@ from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.experiments.run import guarantee, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
 
 PICTURE, TABLE = writers.REPORT
 WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")

@@ -425,8 +425,11 @@ class _Events:
   """An event file for TensorBoard, written in this thread, so that a full disk raises here."""
 
   def __init__(self, folder: pathlib.Path, purge_step: int):
-    from tensorboardX import event_file_writer, summary
-    from tensorboardX.proto import event_pb2
+    from dpjax import optional
+
+    with optional.needed():
+      from tensorboardX import event_file_writer, summary
+      from tensorboardX.proto import event_pb2
 
     # The module creates its names at run time, which type checkers do not see.
     proto: Any = event_pb2

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
-
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax import pictures
 from dpjax.accounting import by_name, upper
 from dpjax.pictures import PAGE, Look
+
+if TYPE_CHECKING:
+  from matplotlib.artist import Artist
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 _OURS = "this sweep"
@@ -352,6 +352,8 @@ def _scale(
   look: Look,
 ) -> None:
   """Sets the scales and ticks, which all panels share."""
+  from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
   if axis.is_error or look.log_y:
     axes.set_yscale("log")
     low, high = axes.get_ylim()

@@ -11,17 +11,19 @@ import itertools
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 from dpjax import noise, pictures, validate
 from dpjax.experiments.run import report, writers
 from dpjax.mechanisms import additive
 from dpjax.pictures import PAGE, Look
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 _EPSILON = 1.0
 _DELTA = 1e-3

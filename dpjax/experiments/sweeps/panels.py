@@ -6,17 +6,17 @@ import math
 import pathlib
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax import pictures
 from dpjax.accounting import upper
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import report
 from dpjax.pictures import PAGE, Look
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 _METRICS = (("test_accuracy", "test accuracy"), ("test_loss", "cross-entropy (nats)"))
@@ -196,6 +196,8 @@ def _panel(
   names: list[str] | None,
 ) -> list[Any]:
   """Draws the curves; returns what stands for each in a key. `names`: colours by their place."""
+  from matplotlib.ticker import MaxNLocator
+
   handles = []
   for place, curve in enumerate(curves):
     index = names.index(curve) if names else place

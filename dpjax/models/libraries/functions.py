@@ -40,13 +40,16 @@ class FunctionModel:
   def init(self, key: Array, x: Any) -> Params:
     """Returns first parameters; see `by_path.Model.init`."""
     # Shapes count alone: a model must not start from a record.
-    self._first = jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype)
+    self._first = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, x))
     return parts_lib.params_of(self._init(key, x), self._name_of, self._path)
 
   def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Any:
     """Returns outputs [B, ...]; see `by_path.Model.apply`."""
     if self._parts is None:
-      zeros = lambda key: self._init(key, jnp.zeros(self._first.shape, self._first.dtype))
+      first = self._first
+      zeros = lambda key: self._init(
+        key, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
+      )
       self._parts = parts_lib.parts_of(zeros, self._name_of)
     how = linen_modules.mode_arguments(self._apply, training=key is not None)
     if _KEY in linen_modules.parameters_of(self._apply) and key is not None:

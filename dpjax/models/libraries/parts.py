@@ -37,7 +37,9 @@ class ConstructedModel:
   def _note_shape(self, x: Any) -> None:
     """Keeps the shape of one example for the constructor, where it asks for it."""
     if self._shaped:
-      self._shapes = {by_path.INPUT_SHAPE: jnp.shape(x)[1:]}
+      self._shapes = {
+        by_path.INPUT_SHAPE: jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], x)
+      }
 
   def _refused(self, must: str) -> UserError:
     return UserError(must, field="model.name", value=self._path)

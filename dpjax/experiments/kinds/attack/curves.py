@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from dpjax import pictures
 from dpjax.attacks import AllowedRoc, Leakage, Roc, table
 from dpjax.experiments.run import report, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
 
 Rates = Sequence[float] | np.ndarray
 _LEFT = 0.1  # of both axes, or what one record is worth

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pathlib
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from dpjax import pictures
 from dpjax.accounting import lower, upper
@@ -17,6 +15,10 @@ from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.run import report, writers
 from dpjax.markdown import table
 from dpjax.pictures import PAGE, Look
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 _NOTE = (

@@ -33,7 +33,7 @@ from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of, to_dict
-from dpjax.experiments.config.optimizers import Noise
+from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
 from dpjax.experiments.kinds import audits, bounds, unused
 from dpjax.experiments.kinds.central import (
   audit,
@@ -46,6 +46,7 @@ from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import (
   CONTRASTIVE,
   DataConfig,
+  HeadFirst,
   ModelConfig,
   OptimizerConfig,
   TrainConfig,
@@ -168,11 +169,37 @@ def check(config: TrainConfig) -> None:
 
     one_release.check(config)
   starting_point.check(config)
+  _check_schedule_free(config)
   if config.writer is not None:
     from dpjax.experiments.run import row_hooks  # few runs have a hook
 
     row_hooks.check(config.writer, release=config.release)
   unread_lib.refuse(config, unused.of_training(config))
+
+
+def _check_schedule_free(config: TrainConfig) -> None:
+  rule = name_of(config.optimizer, "rule")
+  if rule not in SCHEDULE_FREE:
+    return
+  told = f"with optimizer.rule={rule!r}, whose average weighs all steps by the largest rate"
+  if config.optimizer.schedule != "constant":
+    raise UserError(
+      f"must be 'constant' {told}",
+      field="optimizer.schedule",
+      value=config.optimizer.schedule,
+    )
+  if config.ema_decay is not None:
+    raise UserError(
+      f"must be none with optimizer.rule={rule!r}, which averages the parameters itself",
+      field="ema_decay",
+      value=config.ema_decay,
+    )
+  if isinstance(config.trainable, HeadFirst):
+    raise UserError(
+      f"must be another with optimizer.rule={rule!r}, which averages all steps of every weight",
+      field="trainable",
+      value="head_first",
+    )
 
 
 @bounds.names_fields
@@ -322,7 +349,7 @@ def start(
   # `load_data` has already standardised the features of a scattering model
   fixed = {"num_groups": None} if models.needs_features(name) == "scattering" else {}
   # only the shape of an example, never an example: no model may start from a record
-  first = jnp.zeros_like(dataset.x[:1])
+  first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
   first = first[:, 0] if of_users(dataset) else first
 
@@ -343,7 +370,7 @@ def start(
     # A user's model is a classifier here: text has only models of dpjax.
     if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
-      models.libraries.check_outputs(logits, wanted, first.shape, name)
+      models.libraries.check_outputs(logits, wanted, trees.shapes(first), name)
     return whole, model, params
 
   return (names.guarded(name, "model.name", make) if names.is_path(name) else make)()
@@ -478,6 +505,9 @@ def inputs_writer(
   from dpjax.experiments.run import model_inputs
 
   shape = source_shape(dataset)
+  # A service takes one array for each example: `launch.serve` refuses such a run.
+  if dataset.in_columns:
+    return lambda folder: model_inputs.write(folder, None)
   if not models.needs_features(model.name):
     shape = tuple(dataset.x.shape[1:])
   facts = model_inputs.of(config, dataset, shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.data import Federation, needs_classes
+from dpjax.data import Federation, needs_arrays, needs_classes
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, unused
@@ -70,6 +70,7 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
   before any mechanism runs, so it may depend on the labels. The config gives the number of
   users."""
   train, test = build_central.load_data(central(config), features=False)
+  needs_arrays(train, "launch.federate")
   fed_bounds.local_batch(config, train.nominal_size or len(train))
   users = config.partition.num_clients
   labels = train.y

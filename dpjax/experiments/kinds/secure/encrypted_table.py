@@ -6,8 +6,8 @@ import hashlib
 from typing import NamedTuple
 
 import numpy as np
-from sklearn import datasets
 
+from dpjax import optional
 from dpjax.experiments.kinds.secure.build import Computed, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.loop import TrainPhase
@@ -17,10 +17,6 @@ from dpjax.secure.homomorphic.regression import regress
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.validate import UserError
 
-_LOADERS = {
-  "diabetes": datasets.load_diabetes,
-  "breast_cancer": datasets.load_breast_cancer,
-}
 # Decimals of the released weights: far coarser than the noise of a decryption.
 _DECIMALS = 4
 _NUMBERS = ("error", "step_error", "refreshes", "upload_bytes", "refresh_bytes")
@@ -35,7 +31,15 @@ class _Ready(NamedTuple):
 
 def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
   """(x [n, d], y [n]) of the table, all of its rows."""
-  x, y = _LOADERS[config.task.table](return_X_y=True)
+  # Imported here: it is slow, and belongs to an extra.
+  with optional.needed():
+    from sklearn import datasets
+
+  loaders = {
+    "diabetes": datasets.load_diabetes,
+    "breast_cancer": datasets.load_breast_cancer,
+  }
+  x, y = loaders[config.task.table](return_X_y=True)
   wanted = config.task.num_features
   if wanted is not None and wanted > x.shape[1]:
     raise UserError(

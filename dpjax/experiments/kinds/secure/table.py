@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpjax import pictures
 from dpjax.experiments.run import guarantee, report, writers
 from dpjax.markdown import table
 from dpjax.pictures import PAGE, Look
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 _NOTE = (
@@ -107,6 +108,8 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
     title: of the picture.
     look: sizes, fonts, style.
   """
+  from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
   # Below 5 inches names and two panels do not fit beside each other.
   wide = 2 if look.width >= 5 else 1
   line = look.font_size * 1.75 / 72

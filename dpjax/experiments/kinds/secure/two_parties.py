@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from sklearn import datasets
 
 from dpjax import data as data_lib
+from dpjax import optional
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -43,6 +43,10 @@ class _Ready(NamedTuple):
 def load_data(config: SecureConfig) -> LabelledRows:
   """Loads rows to train on and to predict."""
   if config.task.dataset == "breast_cancer":
+    # Imported here: it is slow, and belongs to an extra.
+    with optional.needed():
+      from sklearn import datasets
+
     # Standardised by all rows. The last fifth is predicted.
     x, y = datasets.load_breast_cancer(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import files, pictures
+from dpjax import files, optional, pictures
 from dpjax.attacks import roc
 
 # Rows of the picture, a column for each class.
@@ -29,7 +29,8 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
   Harder et al. 2021, as scikit-learn has them. `accuracy` is their mean.
   """
   # Imported here: few runs need it.
-  from sklearn import linear_model, neural_network
+  with optional.needed():
+    from sklearn import linear_model, neural_network
 
   asked = np.clip(np.reshape(np.asarray(test_x, np.float64), (len(test_x), -1)), 0, 1)
   # Of no samples, which all classes taken for empty leave, the width cannot be inferred.

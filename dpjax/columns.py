@@ -1,0 +1,124 @@
+"""Examples that are dicts of arrays, read by place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax.types import Array
+from dpjax.validate import UserError
+
+
+def check_no_none(tree: Any, name: str) -> None:
+  """Raises UserError where an entry of a dict is None.
+
+  JAX takes None for a tree without arrays, so an example would lack that input without a word.
+  A named tuple may hold None, as `Example.key` does."""
+  if isinstance(tree, dict):
+    for key, entry in tree.items():
+      if entry is None:
+        raise UserError(
+          "is None, must be an array [n, ...]; leave the entry out",
+          field=f"{name}[{key!r}]",
+        )
+      check_no_none(entry, f"{name}[{key!r}]")
+  elif isinstance(tree, tuple | list):
+    for entry in tree:
+      check_no_none(entry, name)
+
+
+class Columns:
+  """A dict of arrays with one leading axis: `columns[indices]` is a dict of the same names.
+
+  Args:
+    tree: dict of arrays [n, ...], NumPy's or JAX's; dicts, tuples and lists of arrays may stand
+      in it, too.
+    name: what a message calls it.
+
+  Raises:
+    UserError: no array, None, numbers without an axis, or arrays of different lengths.
+
+  >>> columns = Columns({"age": np.arange(3.0), "text": np.zeros((3, 5), np.int32)})
+  >>> len(columns), columns[np.array([2, 0])]["age"].tolist(), columns.shapes
+  (3, [2.0, 0.0], {'age': (), 'text': (5,)})
+  """
+
+  # As of an array of numbers whose examples have no one shape and no one type.
+  dtype = None
+  ndim = 1
+
+  def __init__(self, tree: dict[Any, Any], name: str = "data"):
+    check_no_none(tree, name)
+    first = ""
+    size = 0
+    for place, leaf in _named(tree, name):
+      shape = getattr(leaf, "shape", None)
+      # Types that select by label, such as a pandas Series, have `iloc` to select by place.
+      if shape is None or hasattr(leaf, "iloc"):
+        raise UserError(
+          f"must be an array [n, ...], got {type(leaf).__name__}; np.asarray makes one",
+          field=place,
+        )
+      if not shape:
+        raise UserError(
+          "is one number, must be an array [n, ...] with a value for each example",
+          field=place,
+        )
+      if first and shape[0] != size:
+        raise UserError(
+          f"has {shape[0]} rows, {first} has {size}; each example needs all", field=place
+        )
+      first = first or place
+      size = shape[0]
+    if not first:
+      raise UserError("is a dict without arrays; an example must hold one", field=name)
+    self.tree = tree
+    self._size = size
+
+  def __len__(self) -> int:
+    return self._size
+
+  def __getitem__(self, indices: Any) -> dict[Any, Any]:
+    return jax.tree.map(lambda leaf: leaf[indices], self.tree)
+
+  def __array__(self, *args: Any, **named: Any) -> np.ndarray:
+    # NumPy would make an array of objects of it.
+    raise UserError("is a dict of arrays, and one array is needed", field="x")
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Returns (n,): the leading axis that all arrays share."""
+    return (self._size,)
+
+  @property
+  def nbytes(self) -> int:
+    """Returns the bytes of all arrays."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.tree))
+
+  @property
+  def shapes(self) -> Any:
+    """Returns the dict with the shape of one example in place of each array."""
+    return jax.tree.map(lambda leaf: leaf.shape[1:], self.tree)
+
+  def named(self, name: str = "x") -> Iterator[tuple[str, np.ndarray | Array]]:
+    """Yields ("x['age']", array) of each array, in JAX's order: by sorted names."""
+    return _named(self.tree, name)
+
+  def __repr__(self) -> str:
+    kinds = (
+      f"{place[1:]}: {leaf.dtype}{list(leaf.shape[1:])}" for place, leaf in self.named()
+    )
+    return f"{{{', '.join(kinds)}}}"
+
+
+def _named(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+  try:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+  # JAX sorts the names of a dict, which must be comparable.
+  except (TypeError, ValueError) as error:
+    raise UserError("must have names of one type, such as text", field=name) from error
+  for path, leaf in leaves:
+    yield f"{name}{jax.tree_util.keystr(path)}", leaf
