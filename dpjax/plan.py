@@ -23,7 +23,6 @@ from jax import core
 from dpjax import accounting, gradients, mechanisms, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.sampling import indexed
-from dpjax.transforms import accumulation, of_plan
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
@@ -584,6 +583,8 @@ class Plan:
         No transform sees the whole data, so this cannot be checked here. Give every run its own
         key: `dpjax.new_key()`, or a seed that no other run has.
     """
+    from dpjax.transforms import accumulation, of_plan  # a plan alone needs neither
+
     private = of_plan.of_plan(
       self._transform(key), self._mark, self.sampler.padded_batch_size
     )
@@ -592,6 +593,8 @@ class Plan:
   @functools.cached_property
   def _mark(self) -> int:
     """Returns 32 bits that identify the mechanism of a step. Its states carry them."""
+    from dpjax.transforms import of_plan
+
     clip = self.l2_clip_norm
     shape = self.noise_shape
     participation = self.sampler.participation
@@ -667,6 +670,8 @@ class Plan:
     >>> spent.steps, spent.epsilon == plan.epsilon(steps=1) < plan.epsilon()
     (1, True)
     """
+    from dpjax.transforms import of_plan
+
     is_noise = lambda part: isinstance(part, of_plan.NOISE_STATES)
     parts = jax.tree.leaves(opt_state, is_leaf=is_noise)
     states = [part for part in parts if is_noise(part)]
