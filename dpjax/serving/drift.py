@@ -204,6 +204,10 @@ def bins_of(text: str, inputs: ModelInputs) -> Bins:
       if colon:
         raise UserError("a category has no edges", field="drift_inputs", value=text)
       return Bins(name, places=tuple(range(first, first + len(kind.values))))
+    if isinstance(kind, table_declaration.Text):
+      raise UserError(
+        "is a column of texts, whose tokens have no order", field="drift_inputs", value=text
+      )
     bounds = (kind.bounds.lower, kind.bounds.upper)
     place = (first,)
   elif name != MEAN:
