@@ -192,22 +192,11 @@ def bins_of(text: str, inputs: ModelInputs) -> Bins:
   bounds = (0.0, 1.0) if inputs.unit_range else None
   place: tuple[int, ...] | None = None
   if inputs.declaration is not None:
-    columns = table_declaration.parse(inputs.declaration).columns
-    kind = columns.get(name)
-    if kind is None:
-      hint = validate.did_you_mean(name, list(columns))
-      raise UserError(f"must name a column{hint}", field="drift_inputs", value=text)
-    before = list(columns.values())[: list(columns).index(name)]
-    is_category = table_declaration.Category
-    first = sum(len(each.values) if isinstance(each, is_category) else 1 for each in before)
-    if isinstance(kind, is_category):
+    kind, first = _column(name, text, inputs.declaration)
+    if isinstance(kind, table_declaration.Category):
       if colon:
         raise UserError("a category has no edges", field="drift_inputs", value=text)
       return Bins(name, places=tuple(range(first, first + len(kind.values))))
-    if isinstance(kind, table_declaration.Text):
-      raise UserError(
-        "is a column of texts, whose tokens have no order", field="drift_inputs", value=text
-      )
     bounds = (kind.bounds.lower, kind.bounds.upper)
     place = (first,)
   elif name != MEAN:
@@ -222,6 +211,22 @@ def bins_of(text: str, inputs: ModelInputs) -> Bins:
     edges = _equal_parts(*bounds)
   lower, upper = bounds if inputs.declaration is not None and bounds else (0.0, 1.0)
   return Bins(name, edges=edges, place=place, lower=lower, upper=upper)
+
+
+def _column(name: str, text: str, declaration: Any) -> tuple[Any, int]:
+  """Returns a declared column of numbers or categories, and the place of its first number."""
+  columns = table_declaration.parse(declaration).columns
+  if name not in columns:
+    hint = validate.did_you_mean(name, list(columns))
+    raise UserError(f"must name a column{hint}", field="drift_inputs", value=text)
+  if isinstance(columns[name], table_declaration.Text):
+    raise UserError(
+      "is a column of texts, whose tokens have no order", field="drift_inputs", value=text
+    )
+  before = list(columns.values())[: list(columns).index(name)]
+  is_category = table_declaration.Category
+  first = sum(len(each.values) if isinstance(each, is_category) else 1 for each in before)
+  return columns[name], first
 
 
 def _equal_parts(lower: float, upper: float) -> tuple[float, ...]:
