@@ -6,7 +6,12 @@ The line is configs/cifar10_vgg.py. Its epsilons are claimed, since the weights 
 curve without public data is that of configs/sweeps/cifar10_curves.py. Needs what that config needs.
 """
 
+from dpjax.experiments.kinds.central.config import OptimizerConfig
 from dpjax.experiments.sweeps.grid import SweepConfig
+
+EPSILONS = (0.5, 1.0, 2.0, 3.0, 8.0)
+# Of the rate at epsilon 1. The noise falls as epsilon grows, so steps may be longer.
+RATE = 0.004
 
 
 def get_config() -> SweepConfig:
@@ -14,10 +19,19 @@ def get_config() -> SweepConfig:
   from configs import cifar10_vgg
 
   base = cifar10_vgg.get_config()
-  base.privacy.epsilon = None  # the grid has it
+  # The variants have these.
+  base.privacy.epsilon = None
+  base.optimizer = OptimizerConfig()
   return SweepConfig(
     base=base,
-    grid={"privacy.epsilon": [0.5, 1.0, 2.0, 3.0, 8.0]},
+    variants={
+      f"VGG16 + linear @ {epsilon:g}": {
+        "privacy.epsilon": epsilon,
+        "optimizer.learning_rate": RATE * epsilon,
+      }
+      for epsilon in EPSILONS
+    },
     seeds=[0, 1, 2],
+    series="variant",
     title="CIFAR-10, features of ImageNet's VGG16 + linear",
   )
