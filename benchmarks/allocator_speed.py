@@ -78,11 +78,6 @@ def _work(workload: str) -> _Work:
   return _Work(models.Cnn(num_classes=_CLASSES), (28, 28, 1), 512, 128)
 
 
-def _data(shape: tuple[int, ...]) -> data.Dataset:
-  x = np.random.default_rng(0).random((_EXAMPLES, *shape), np.float32)
-  return data.from_arrays(x, np.arange(_EXAMPLES) % _CLASSES, num_classes=_CLASSES)
-
-
 def _measured(workload: str) -> _Found:
   model, shape, size, microbatch_size = _work(workload)
   plan = Plan(
@@ -100,7 +95,9 @@ def _measured(workload: str) -> _Found:
     noise_key=jax.random.key(0), microbatch_size=microbatch_size,
   )  # fmt: skip
   step = jax.jit(step, donate_argnums=0)
-  dataset = data.resident(_data(shape))
+  x = np.random.default_rng(0).random((_EXAMPLES, *shape), np.float32)
+  labels = np.arange(_EXAMPLES) % _CLASSES
+  dataset = data.resident(data.from_arrays(x, labels, num_classes=_CLASSES))
   state = init(model.init(jax.random.key(1), jnp.zeros((1, *shape))))
   seconds = []
   batches = plan.batches(dataset, rng=1)

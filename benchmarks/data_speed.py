@@ -213,7 +213,10 @@ def measure(
   for records in sizes:
     config = make(folder, kind, records)
     peaks = {
-      place: _peak(config, place) if fresh_process else None
+      # Of a whole run of 2 blocks of steps; None where it failed.
+      place: alone.run(__name__, config.data.name, config.data.data_dir, place).printed
+      if fresh_process
+      else None
       for place in ("memory", "files")
     }
     times = _timed(config, repeats)
@@ -259,11 +262,6 @@ def _timed(config: TrainConfig, repeats: int) -> dict[str, float]:
     for place, block in blocks.items():
       times[place].append(block())
   return {place: statistics.median(seconds) for place, seconds in times.items()}
-
-
-def _peak(config: TrainConfig, place: str) -> int | None:
-  """Of a whole run of 2 blocks of steps; None where it failed."""
-  return alone.run(__name__, config.data.name, config.data.data_dir, place).printed
 
 
 def _run_alone(name: str, folder: str | None, place: str) -> int:

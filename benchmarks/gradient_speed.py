@@ -133,19 +133,10 @@ def _compile(name: str, work: Workload, method: str) -> _Compiled:
   compiled = jax.jit(function(work, method)).lower(work.params, work.batch).compile()
   seconds = time.perf_counter() - start
   run = lambda: jax.block_until_ready(compiled(work.params, work.batch))
-  return _Compiled(run, seconds, _buffer_bytes(compiled.memory_analysis()))
-
-
-def _buffer_bytes(memory: Any) -> float:
+  memory: Any = compiled.memory_analysis()
   parts = ("argument", "output", "temp")
-  return sum(getattr(memory, f"{part}_size_in_bytes") for part in parts)
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-  time.sleep(_REST_SECONDS)
-  start = time.perf_counter()
-  run()
-  return time.perf_counter() - start
+  buffers = sum(getattr(memory, f"{part}_size_in_bytes") for part in parts)
+  return _Compiled(run, seconds, buffers)
 
 
 def measure(
@@ -168,7 +159,11 @@ def measure(
   times: dict[str, list[float]] = {method: [] for method in compiled}
   for _ in range(repeats):
     for method, each in compiled.items():
-      times[method].append(_seconds(each.run))
+      # So that the machine is as quiet for the next one as for the first.
+      time.sleep(_REST_SECONDS)
+      start = time.perf_counter()
+      each.run()
+      times[method].append(time.perf_counter() - start)
   medians = {method: statistics.median(seconds) for method, seconds in times.items()}
   base = compiled[ORDINARY]
 
@@ -186,7 +181,7 @@ def measure(
       _ratio(each.seconds, base.seconds),
       each.bytes,
       _ratio(each.bytes, base.bytes),
-      _peak_rss(name, method) if fresh_process else None,
+      alone.run(__name__, name, method).printed if fresh_process else None,
     )
 
   return [entry(method) for method in methods]
@@ -194,10 +189,6 @@ def measure(
 
 def _ratio(value: float | None, base: float | None) -> float | None:
   return value / base if value is not None and base else None
-
-
-def _peak_rss(name: str, method: str) -> float | None:
-  return alone.run(__name__, name, method).printed
 
 
 def _run_alone(name: str, method: str) -> int:

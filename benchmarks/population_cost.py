@@ -66,17 +66,8 @@ def _cohorts(num_clients: int, rounds: int) -> Iterator[federated.Cohort]:
     yield cohort._replace(ids=ids)
 
 
-def _on_devices() -> int:
-  return sum(leaf.nbytes for leaf in jax.live_arrays())
-
-
 def _files(folder: pathlib.Path) -> dict[pathlib.Path, int]:
   return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-
-
-def _grown(before: dict[pathlib.Path, int], after: dict[pathlib.Path, int]) -> int:
-  """Bytes that were written, of files that are appended to or made whole."""
-  return sum(max(0, size - before.get(path, 0)) for path, size in after.items())
 
 
 def _measured(num_clients: int, method: str, rounds: int, folder: pathlib.Path) -> Entry:
@@ -98,7 +89,7 @@ def _measured(num_clients: int, method: str, rounds: int, folder: pathlib.Path) 
     state, _ = algorithm.round(state, cohort)
     jax.block_until_ready(state.params)
     round_s.append(time.perf_counter() - began)
-    device = max(device, _on_devices())
+    device = max(device, sum(leaf.nbytes for leaf in jax.live_arrays()))
     if number == 1:
       checkpoints.save(0, state, {})
       held = process_memory("VmRSS", forget_peak=True)
@@ -109,7 +100,8 @@ def _measured(num_clients: int, method: str, rounds: int, folder: pathlib.Path) 
       save_s.append(time.perf_counter() - began)
       before = files
       files = _files(folder)
-      saved.append(_grown(before, files))
+      # Bytes that were written, of files that are appended to or made whole.
+      saved.append(sum(max(0, size - before.get(path, 0)) for path, size in files.items()))
   peak = process_memory("VmHWM")
   memories = state.memories
   assert memories is not None

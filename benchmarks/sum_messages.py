@@ -15,7 +15,6 @@ from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.secure import sums
 from dpjax.secure.sums import committee, messages, secagg_client
-from dpjax.secure.sums.terms import Terms
 from dpjax.validate import UserError
 
 SIZES = ((100, 1_000_000), (1_000, 1_000_000))
@@ -41,7 +40,8 @@ class Entry(NamedTuple):
 def secagg(protocol: sums.SecAgg | sums.SecAggPlus, clients: int, length: int) -> Entry:
   """Returns the counts of SecAgg or SecAgg+."""
   terms = protocol.terms(range(clients), length)
-  near = _neighbours(terms)
+  # With how many others each client shares masks.
+  near = len(terms.clients) - 1 if terms.degree is None else terms.degree
   sent = {"keys": 1, "envelopes": near, "masked": 1, "revealed": near + 1}
   # The server names a client itself among the survivors.
   received = {"roster": near, "forwarded": near, "survivors": near + 1}
@@ -58,11 +58,6 @@ def secagg(protocol: sums.SecAgg | sums.SecAggPlus, clients: int, length: int) -
     sum(size[kind] for kind in sent),
     sum(size[kind] for kind in received),
   )
-
-
-def _neighbours(terms: Terms) -> int:
-  """Returns with how many others each client shares masks."""
-  return len(terms.clients) - 1 if terms.degree is None else terms.degree
 
 
 def of_committee(protocol: sums.Committee, clients: int, length: int) -> list[Entry]:

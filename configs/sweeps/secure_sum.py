@@ -23,15 +23,17 @@ _CENTRAL: dict[str, Any] = {
 _BITS = (12, 14, 16, 20)
 
 
-def _summed(bits: int) -> dict[str, Any]:
-  return {"secure_sum": {"name": "secagg", "bits": bits, "threshold": 1.0}}
-
-
 def get_config() -> SweepConfig:
   """Five ways to add noise at two epsilons."""
   return SweepConfig(
     base=dataclasses.replace(secure_sum.get_config(), secure_sum="none"),
-    variants={"central": _CENTRAL, **{f"{bits} bits": _summed(bits) for bits in _BITS}},
+    variants={
+      "central": _CENTRAL,
+      **{
+        f"{bits} bits": {"secure_sum": {"name": "secagg", "bits": bits, "threshold": 1.0}}
+        for bits in _BITS
+      },
+    },
     grid={"privacy.epsilon": [2.0, 8.0]},
     seeds=[0],
     series="variant",

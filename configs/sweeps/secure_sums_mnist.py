@@ -11,8 +11,6 @@ five protocols; .8203 with 16 bits. (Few and small steps, so that no rounding is
 learning rate of .1 these steps are unstable, and no two runs agree.)
 """
 
-from typing import Any
-
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
@@ -23,10 +21,6 @@ from dpjax.experiments.kinds.federated.config import (
 from dpjax.experiments.sweeps.grid import SweepConfig
 
 _PROTOCOLS = ("additive_sharing", "additive_servers", "secagg", "secagg_plus", "bfv")
-
-
-def _in_earnest(name: str) -> dict[str, Any]:
-  return {"secure_sum": {"name": name, "bits": 32, "simulated": False}}
 
 
 def _base() -> FedConfig:
@@ -55,7 +49,10 @@ def get_config() -> SweepConfig:
       "simulated, 16 bits": {
         "secure_sum": {"name": "secagg", "bits": 16, "largest_value": 0.25}
       },
-      **{name: _in_earnest(name) for name in _PROTOCOLS},
+      **{
+        name: {"secure_sum": {"name": name, "bits": 32, "simulated": False}}
+        for name in _PROTOCOLS
+      },
     },
     grid={},
     seeds=[0],

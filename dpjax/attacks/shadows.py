@@ -170,8 +170,12 @@ def train_shadows(
     # A group is trained where one of its scores is missing. Otherwise it is only read.
     missing = any(stored[index] is None for index in group)
     for index, params in zip(group, train(number) if missing else []):
-      stored[index] = _asked(signal(params, records), size, index)
-      _write(paths[index], stored[index])
+      scores = _asked(signal(params, records), size, index)
+      stored[index] = scores
+      # All or nothing, with access for the owner alone.
+      if (file := paths[index]) is not None:
+        save = functools.partial(np.save, arr=scores)
+        files.replace_file(file, save, secret=True)
     progress(group.stop, len(rows))
   return np.stack([shadow for shadow in stored if shadow is not None])
 
@@ -320,9 +324,3 @@ def _read(file: pathlib.Path | None, n: int) -> np.ndarray | None:
   if scores.shape != (n,) or not np.isfinite(scores).all():
     raise UserError(f"{file}: holds no {n} scores; remove it")
   return scores
-
-
-def _write(file: pathlib.Path | None, scores: Any) -> None:
-  """Writes all or nothing, with access for the owner alone."""
-  if file is not None:
-    files.replace_file(file, lambda opened: np.save(opened, scores), secret=True)

@@ -198,7 +198,9 @@ def _is_own_doing(code: Any, kind: str) -> bool:
 def _keep(target: Any, *, is_code: bool) -> None:
   global _changes
   file = os.path.abspath(os.fsdecode(target))
-  if owner(file) != "user" or (not is_code and _is_of_system(file)):
+  kept_by_program = _KEPT_BY_PROGRAMS.intersection(pathlib.PurePath(file).parts)
+  is_of_system = file.startswith(_SYSTEM) or bool(kept_by_program)
+  if owner(file) != "user" or (not is_code and is_of_system):
     return
   asking = _asks(data=not is_code)
   if asking is None:
@@ -218,11 +220,6 @@ def _keep(target: Any, *, is_code: bool) -> None:
     held[file] = load
   if is_code and _frame_of_event().f_code.co_filename == "<frozen importlib._bootstrap>":
     held[file].is_imported = True
-
-
-def _is_of_system(file: str) -> bool:
-  kept = _KEPT_BY_PROGRAMS.intersection(pathlib.PurePath(file).parts)
-  return file.startswith(_SYSTEM) or bool(kept)
 
 
 def _archive(file: str) -> str:

@@ -151,7 +151,10 @@ def report(
     phase.guarantee.warn()
   by = facts["accountant"]
   lines |= {
-    **{name: _shown(name, value) for name, value in phase.planned().items()},
+    **{
+      name: by_name(name, value) if isinstance(value, float) else str(value)
+      for name, value in phase.planned().items()
+    },
     "num_parameters": f"{size:,}",
     "privacy": guarantee.summary(facts) + (f", by {by}" if by else ""),
     phase.name: f"{phase.num_steps} {phase.steps_are}",
@@ -306,10 +309,6 @@ def _evaluated(phase: Phase, state: Any) -> float:
     phase.evaluate(state)  # type: ignore[misc]
     seconds = time.monotonic() - began
   return seconds
-
-
-def _shown(name: str, value: Any) -> str:
-  return by_name(name, value) if isinstance(value, float) else str(value)
 
 
 def _minutes(rehearsal: Rehearsal) -> str:

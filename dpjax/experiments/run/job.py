@@ -286,7 +286,11 @@ def scored(phase: Phase, state: ArrayTree) -> Scores:
   if phase.evaluate is None:
     return {}
   scores = phase.evaluate(state)
-  if not isinstance(scores, Mapping) or not all(map(_is_number, scores.values())):
+  are_numbers = isinstance(scores, Mapping) and all(
+    np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
+    for value in scores.values()
+  )
+  if not are_numbers:
     _refuse("Phase.evaluate", "return numbers by their names", scores)
   return {f"test_{name}": value for name, value in scores.items()}
 
@@ -315,7 +319,3 @@ def _is_array(leaf: Any) -> bool:
     return False
   dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
   return trees.is_key(leaf) or dtype.kind in "biufcV"  # V: bfloat16 and its kin
-
-
-def _is_number(value: Any) -> bool:
-  return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"

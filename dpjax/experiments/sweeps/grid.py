@@ -36,7 +36,7 @@ from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
 
 if TYPE_CHECKING:
-  from matplotlib.figure import Figure
+  pass
 
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
 # Parts of a result that a row keeps beside RESULT_KEYS: failed assumptions, and one more
@@ -260,7 +260,12 @@ def run_sweep(
   finished = [row for row in rows if row["status"] == "done"]
   if finished:
     # Once, since three files of a picture take three times as long as one.
-    drawn = _figure(config, *_lines(config, finished))
+    shown, series = _lines(config, finished)
+    axes: dict[str, Any] = {"x": config.x, "y": config.y, "series": series}
+    groups = curve.summarize(shown, **axes)
+    drawn = curve_picture.figure(
+      groups, **axes, references=config.references, title=config.title
+    )
     pictures.save(drawn, pathlib.Path(workdir) / "curve.pdf", also=(".svg",))
   return rows
 
@@ -280,14 +285,6 @@ def _draw(config: SweepConfig, folder: pathlib.Path, rows: list[Row]) -> None:
   title = config.title
   curve.sweep_report(rows, folder, **drawn, references=references, title=title)
   table.write(rows, folder, **drawn)
-
-
-def _figure(config: SweepConfig, rows: list[Row], series: str | None) -> Figure:
-  """Returns the picture that `_draw` writes as PNG."""
-  axes: dict[str, Any] = {"x": config.x, "y": config.y, "series": series}
-  groups = curve.summarize(rows, **axes)
-  shown: dict[str, Any] = {"references": config.references, "title": config.title}
-  return curve_picture.figure(groups, **axes, **shown)
 
 
 def _check(config: SweepConfig) -> None:

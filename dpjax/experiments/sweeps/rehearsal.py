@@ -180,7 +180,7 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   began = time.monotonic()
   counted = []
   zeros = {
-    key: tuple(map(_blank, held))
+    key: tuple(dry_run.blank(part, part.x.shape[1:]) for part in held)
     for key, held in shared.items()
     # Runs share more than data sets, compiled steps among them.
     if isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
@@ -209,7 +209,3 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))
   seconds = time.monotonic() - began + math.fsum(counted)
   return _Planned(facts, seconds, outcome.num_steps)
-
-
-def _blank(dataset: Dataset) -> Dataset:
-  return dry_run.blank(dataset, dataset.x.shape[1:])

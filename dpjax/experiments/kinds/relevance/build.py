@@ -278,7 +278,13 @@ def make_job(
     test=test,
     nets=_nets(config, train.num_classes),
     keys=relevance.Keys(random.init, random.noise, random.order, random.sampler),
-    training=_training(config),
+    # Copied by name, so that no common field can be left out.
+    training=relevance.Training(
+      **{
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(relevance.Training)
+      }
+    ),
     lrp=config.lrp,
     paper=config.paper,
     rigorous=config.rigorous,
@@ -289,12 +295,6 @@ def make_job(
     trainer=trainer,
     memo=loaded.setdefault("memo", {}),
   )
-
-
-def _training(config: RelevanceConfig) -> relevance.Training:
-  """Copies fields by name, so that no common field can be left out."""
-  names = (field.name for field in dataclasses.fields(relevance.Training))
-  return relevance.Training(**{name: getattr(config, name) for name in names})
 
 
 def _nets(config: RelevanceConfig, num_classes: int) -> relevance.Nets:
