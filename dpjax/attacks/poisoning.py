@@ -303,8 +303,8 @@ def recruited(
   ones.
   """
   memories = state.memories
-  inner = getattr(memories, "own", None)
-  if memories is None or not (isinstance(inner, dict) and set(inner) == _MEMORY):
+  initial = getattr(memories, "initial", None)
+  if memories is None or not (isinstance(initial, dict) and set(initial) == _MEMORY):
     raise UserError("its clients were not made with memory=attacker_memory", field="state")
   places = _checked(attackers, memories.num_clients)
   # Other clients were never attackers, so their state needs no write.

@@ -35,7 +35,7 @@ class ClientStates:
   It is one leaf of a state. States share the rows that they have in common.
 
   Args:
-    own: what ONE client keeps before its first round, a tree of arrays.
+    initial: what ONE client keeps before its first round, a tree of arrays.
     num_clients: N.
 
   >>> states = ClientStates({"c": np.zeros(2, np.float32)}, num_clients=10_000)
