@@ -213,7 +213,7 @@ def _game(
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-    every = jax.vmap(one_draw(cached_at_once(), world))(keys)
+    every = _at_once(one_draw(cached_at_once(), world), keys)
     if at_once is not None:
       every = _as_users(one_draw(cached_build(), world), keys, every)
     return np.concatenate([_shown(leaf) for leaf in every], axis=1)
@@ -239,6 +239,10 @@ def _game(
     return draw
 
   return Game(PACKAGE, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
+
+
+def _at_once(one: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
+  return jax.vmap(one)(keys)
 
 
 def _one_by_one(draw: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]:
