@@ -9,8 +9,10 @@ much less.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import itertools
 import math
 import types
 from collections.abc import Iterable, Mapping
@@ -39,8 +41,9 @@ class JointPlan:
     parts: name -> a `dpjax.Plan`, or a mechanism with `event(neighboring_relation)`, such as
       those of `dpjax.mechanisms`. Names are identifiers.
     delta: delta of the guarantee of all parts together.
-    times: name -> how often a mechanism may be called; 1 where it is not named. A plan says by
-      its `num_steps` how often it runs.
+    times: name -> how often a mechanism may be called; 1 where it is not named. A call that
+      answers several queries, such as one of `GNMax` on many votes, is as many calls. A plan says
+      by its `num_steps` how often it runs.
     neighboring_relation: "" for that of the parts, which must agree.
     accountant: "pld" or "rdp"; "" for the tightest that knows every part.
 
@@ -76,6 +79,8 @@ class JointPlan:
 
   def __post_init__(self) -> None:
     validate.open_unit(delta=self.delta)
+    # In half precision a share of delta would round to 0.
+    object.__setattr__(self, "delta", float(self.delta))
     if not isinstance(self.parts, Mapping) or not self.parts:
       raise UserError(
         "must be a mapping of names to plans and mechanisms, not empty",
@@ -113,7 +118,7 @@ class JointPlan:
           field=field,
           value=Verbatim(type(part.sampler).__name__),
         )
-    elif isinstance(part, type) or not callable(getattr(part, "event", None)):
+    elif isinstance(part, type | JointPlan) or not callable(getattr(part, "event", None)):
       raise UserError(
         "must be a dpjax.Plan, or a mechanism with event(neighboring_relation)",
         field=field,
@@ -237,7 +242,8 @@ class JointPlan:
 
     def scaled(scale: float) -> JointPlan:
       changed = {
-        name: dataclasses.replace(part, **{_NOISE: getattr(part, _NOISE) * scale})
+        # A float, as half precision could round the noise down.
+        name: dataclasses.replace(part, **{_NOISE: float(getattr(part, _NOISE)) * scale})
         for name, part in shares.parts.items()
         if name in free
       }
@@ -255,7 +261,7 @@ class JointPlan:
         field="epsilon",
         value=epsilon,
       )
-    smallest = min(getattr(shares.parts[name], _NOISE) for name in free)
+    smallest = min(float(getattr(shares.parts[name], _NOISE)) for name in free)
     noise = accounting.calibrate_noise_multiplier(
       # The search is over the noise of the part that has the least.
       lambda trial: scaled(trial / smallest).event(),
@@ -361,6 +367,8 @@ class JointPlan:
       UserError: no epsilon at such a small delta.
     """
     delta = self.delta if delta is None else delta
+    validate.open_unit(delta=delta)
+    delta = float(delta)
     event = self.event(steps)
     return self._accounted(event, delta - self._set_aside(event, delta, steps))
 
@@ -424,8 +432,8 @@ class JointPlan:
 
     Args:
       ledger: of this joint plan alone; `accounting.Ledger()` at first.
-      name: the part.
-      noise_key_id: tells the noise keys apart, never the key itself.
+      name: the part. The first step of a plan charges its statistics, too.
+      noise_key_id: a text that tells the noise keys apart, never the key itself.
       num_steps: how many steps of a plan, from the one that follows those charged.
 
     Raises:
@@ -434,6 +442,14 @@ class JointPlan:
         what is no part of this plan.
     """
     validate.integer_at_least(1, num_steps=num_steps)
+    # The ledger holds texts, so another type would never be found again in it.
+    if not isinstance(noise_key_id, str) or not noise_key_id:
+      raise UserError(
+        "must be a string, not empty",
+        field="noise_key_id",
+        # Not shown, as it may be the key itself.
+        value=Verbatim(type(noise_key_id).__name__),
+      )
     part = self[name]
     first = self._ran(ledger)[name]
     if first + num_steps > self.allowed(name):
@@ -492,15 +508,33 @@ class JointPlan:
     """Returns how often each part was charged.
 
     Raises:
-      UserError: a charge that is no part's, or whose event is not the part's.
+      UserError: a charge that is no part's, or whose event is not the part's; a step that ran
+        twice or was left out; a key that drew the same noise twice.
     """
     ran = dict.fromkeys(self.parts, 0)
+    part_of_key: dict[str, str] = {}
     for charge in ledger.charges:
-      name = charge.noise_key_id.partition("/")[0]
+      name, _, key = charge.noise_key_id.partition("/")
       # Parts of another joint plan, such as one with other noise, have another cost.
       if name not in ran or not self._is_step(name, charge):
         raise UserError(
           "holds charges that are no parts of this joint plan",
+          field="ledger",
+          value=Verbatim(charge.noise_key_id),
+        )
+      # A first step that ran twice is dearer than a first and a second one.
+      if charge.first_step != ran[name]:
+        raise UserError(
+          f"must hold each step of a part once, in order; after {ran[name]} steps it goes on at "
+          f"step {charge.first_step}",
+          field="ledger",
+          value=Verbatim(charge.noise_key_id),
+        )
+      # A plan draws new noise in each step, also with the same key.
+      drawn = key in part_of_key and not isinstance(self.parts[name], Plan)
+      if drawn or part_of_key.setdefault(key, name) != name:
+        raise UserError(
+          "holds a key that drew its noise twice",
           field="ledger",
           value=Verbatim(charge.noise_key_id),
         )
@@ -513,9 +547,26 @@ class JointPlan:
       return False
     if charge.next_step > self.allowed(name):
       return False
-    if isinstance(part, Plan):
-      return charge.event == part.step_event(charge.first_step)
-    return charge.event == self._event_of(name, 1)
+    if not isinstance(part, Plan):
+      return charge.num_steps == 1 and charge.event == self._event_of(name, 1)
+    if part.steps_alike:
+      return charge.event == part.step_event()
+    # One charge is of steps that are all alike: it may not reach into the next run of them.
+    starts = self._starts_of_runs[name]
+    place = bisect.bisect_right(starts, charge.first_step)
+    is_last = place == len(starts)
+    ends_in_run = is_last or charge.next_step <= starts[place]
+    return ends_in_run and charge.event == part.step_event(charge.first_step)
+
+  @functools.cached_property
+  def _starts_of_runs(self) -> dict[str, list[int]]:
+    """Returns the first steps of the runs of equal steps, of each plan whose steps differ."""
+    starts = {}
+    for name, part in self.parts.items():
+      if isinstance(part, Plan) and not part.steps_alike:
+        runs = itertools.groupby(range(part.num_steps), key=part.step_event)
+        starts[name] = [next(steps) for _, steps in runs]
+    return starts
 
   def spent(self, ledger: accounting.Ledger, delta: float | None = None) -> SpentBudget:
     """Returns the cost of the parts that were charged, whatever was planned.
@@ -538,7 +589,8 @@ class JointPlan:
     for name, part in self.parts.items():
       if isinstance(part, Plan):
         found += [f"{name}: {line}" for line in part.assumptions]
-      elif not type(part).__module__.startswith("dpjax."):
+      # A subclass of a plan may state an event of its own.
+      if not type(part).__module__.startswith("dpjax."):
         found.append(f"{name}: the event of {type(part).__name__} is its author's word")
     return tuple(found)
 

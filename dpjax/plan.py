@@ -122,6 +122,8 @@ class Plan:
     validate.integer_at_least(1, slices=self.slices)
     validate.integer_in(1, _MOST_STEPS, num_steps=self.num_steps)
     validate.open_unit(delta=self.delta)
+    # In half precision the share of delta for draws above the capacity would round to 0.
+    object.__setattr__(self, "delta", float(self.delta))
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
     # A plan without statistics imports none of their mechanisms.
     if self.statistics is not None and not isinstance(
@@ -469,6 +471,7 @@ class Plan:
       UserError: no epsilon makes the run private at such a small delta.
     """
     validate.open_unit(delta=delta)
+    delta = float(delta)
     steps = self._steps(steps)
     if not self.sampler.can_overflow or not steps or not self.is_private:
       return delta

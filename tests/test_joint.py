@@ -284,3 +284,129 @@ def test_a_run_of_two_parts_with_a_ledger(joint):
   batches = list(plan.batches(np.asarray(data.x), rng=5))
   ledger = small.charge(ledger, "second", noise_key_id="second", num_steps=len(batches))
   assert 0 < small.spent(ledger).epsilon < small.epsilon()
+
+
+@pytest.fixture(scope="module")
+def in_passes():
+  sampler = sampling.KOutOfTSampler(steps_per_pass=3, selected=2, capacity=10**6)
+  train = _train(sampler=sampler, noise_multiplier=2.0, num_steps=6, accountant="rdp")
+  return JointPlan(
+    {"mean": _mean(), "train": train}, _DELTA, times={"mean": 3}, accountant="rdp"
+  )
+
+
+def _again(joint, ledger, name, first, *, key, event=None):
+  """Returns a ledger to which a charge was added by hand, past the joint plan."""
+  return ledger.charge(
+    joint["train"].step_event(first) if event is None else event,
+    l2_clip_norm=1.0,
+    neighboring_relation=_ADD,
+    noise_key_id=f"{name}/{key}",
+    first_step=first,
+  )
+
+
+def test_a_first_step_that_ran_twice_is_no_first_and_second_step(in_passes):
+  """Two passes were counted as one: 2.8 in place of 4.1, also by a ledger from JSON."""
+  once = in_passes.charge(accounting.Ledger(), "train", noise_key_id="a")
+  twice = _again(in_passes, once, "train", 0, key="b")
+  assert twice.epsilon(_DELTA, accountant="rdp") > 1.4 * in_passes.spent(once).epsilon
+  with pytest.raises(UserError, match="each step of a part once, in order; after 1 steps"):
+    in_passes.spent(accounting.Ledger.from_json(twice.to_json()))
+  # A charge of two steps, both as dear as the first.
+  longer = accounting.Ledger((dataclasses.replace(once.charges[0], num_steps=2),))
+  with pytest.raises(UserError, match="no parts of this joint plan"):
+    in_passes.spent(longer)
+  # All steps but the first, which hold the pass that it paid for.
+  free = dict(event=dpa.NoOpDpEvent(), first_step=1, num_steps=2)
+  later = accounting.Ledger((dataclasses.replace(once.charges[0], **free),))
+  with pytest.raises(UserError, match="after 0 steps it goes on at step 1"):
+    in_passes.spent(later)
+  # What the joint plan charges is accepted, by ones and at once, and with a second key.
+  whole = in_passes.charge(accounting.Ledger(), "train", noise_key_id="a", num_steps=6)
+  ledger = accounting.Ledger()
+  for step in range(6):
+    ledger = in_passes.charge(ledger, "train", noise_key_id="ab"[step // 4])
+  assert in_passes.spent(ledger).epsilon == in_passes.spent(whole).epsilon
+  assert in_passes.spent(ledger).steps == 6
+
+
+@pytest.mark.parametrize("key", [7, None, b"a", 1.5, "", np.arange(2)])
+def test_a_key_that_the_ledger_could_not_find_again_is_refused(in_passes, key):
+  """The text "7" was never equal to the number 7, so that its noise could be drawn twice."""
+  with pytest.raises(UserError, match="noise_key_id=.*must be a string, not empty"):
+    in_passes.charge(accounting.Ledger(), "mean", noise_key_id=key)
+
+
+def test_a_ledger_whose_parts_share_noise_is_refused(in_passes):
+  once = in_passes.charge(accounting.Ledger(), "mean", noise_key_id="a")
+  event = once.charges[0].event
+  shared = _again(in_passes, once, "train", 0, key="a")
+  with pytest.raises(UserError, match="a key that drew its noise twice"):
+    in_passes.spent(shared)
+  # Both calls are one entry of the ledger.
+  with pytest.raises(UserError, match="no parts of this joint plan"):
+    in_passes.spent(_again(in_passes, once, "mean", 1, key="a", event=event))
+
+
+class _Free(Plan):
+  """A plan that says that it costs nothing."""
+
+  def event(self, steps=None):
+    return dpa.NoOpDpEvent()
+
+
+def test_a_subclass_of_a_plan_is_its_authors_word():
+  fields = {f.name: getattr(_train(), f.name) for f in dataclasses.fields(Plan)}
+  joint = JointPlan({"a": _Free(**fields)}, _DELTA, accountant="rdp")
+  assert joint.assumptions == ("a: the event of _Free is its author's word",)
+  with pytest.raises(UserError, match="must be a dpjax.Plan, or a mechanism"):
+    JointPlan({"a": joint}, _DELTA)
+
+
+def test_half_precision_is_as_private_as_double():
+  half = np.float16(2e-7)
+  # A twentieth of it would be 0 in half precision: nothing would be set aside.
+  exact = JointPlan({"a": _train(delta=float(half))}, float(half), accountant="rdp")
+  rounded = JointPlan({"a": _train(delta=half)}, half, accountant="rdp")
+  assert rounded.epsilon() == rounded.epsilon(half) == exact.epsilon()
+  assert _train(delta=half).epsilon() == _train(delta=float(half)).epsilon()
+  options = {"epsilon": 1.0, "delta": _DELTA, "accountant": "rdp"}
+  for share in (np.float16(1.1), np.float16(1.3)):
+    joint = JointPlan.calibrated(parts={"a": _mean(noise_multiplier=share)}, **options)
+    assert isinstance(joint["a"].noise_multiplier, float)
+    assert 0.999 < joint.epsilon() <= 1.0
+
+
+_G = dpa.GaussianDpEvent
+
+
+@pytest.mark.parametrize(
+  "event, relation, accountant",
+  [
+    (lambda real, whole: _G(real(300.0)), _ADD, "rdp"),
+    (lambda real, whole: dpa.LaplaceDpEvent(real(300.0)), _ADD, "rdp"),
+    (lambda real, whole: accounting.KOutOfTDpEvent(9, whole(3), real(300.0)), _ADD, "rdp"),
+    (lambda real, whole: dpa.PoissonSampledDpEvent(real(0.125), _G(4.0)), _ADD, "rdp"),
+    (lambda real, whole: dpa.RandomizedResponseDpEvent(real(0.75), whole(3)), _ADD, "rdp"),
+    (
+      lambda real, whole: dpa.SampledWithReplacementDpEvent(whole(127), whole(127), _G(90)),
+      "replace_one",
+      "pld",
+    ),
+  ],
+)
+def test_an_event_of_small_numbers_costs_what_it_says(event, relation, accountant):
+  """The square of 300 overflows float16: of 10,000 such sums 0.18 was counted, not 1.40."""
+  by = {"delta": _DELTA, "neighboring_relation": relation, "accountant": accountant}
+  times = 10_000 if accountant == "rdp" else 2
+  costs = [
+    accounting.epsilon(
+      dpa.ComposedDpEvent([_G(20.0), dpa.SelfComposedDpEvent(event(*kinds), times)])
+      if accountant == "rdp"
+      else event(*kinds),
+      **by,
+    )
+    for kinds in ((float, int), (np.float16, np.int8))
+  ]
+  assert costs[0] == costs[1] > 0

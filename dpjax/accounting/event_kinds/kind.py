@@ -314,7 +314,15 @@ def parts(event: DpEvent) -> Counter[DpEvent]:
       # A user's event must not have negative counts, which would cancel another event's
       # cost.
       validate.integer_at_least(0, times=times)
-      counts[part] += times
+      # NumPy's small numbers overflow or round where a cost is computed, unlike Python's.
+      fields = {name: getattr(part, name) for name in kind_of(part).fields}
+      if any(isinstance(value, np.generic) for value in fields.values()):
+        plain = {
+          name: value.item() if isinstance(value, np.generic) else value
+          for name, value in fields.items()
+        }
+        part = kind_of(part).event(**plain)
+      counts[part] += int(times)
   except RecursionError:
     raise UserError(
       _TOO_DEEP, field="event", value=Verbatim(type(event).__name__)
@@ -361,6 +369,8 @@ def with_noise(
   Args:
     rebuild: (noise multiplier) -> event.
   """
+  # In half precision the levels would be 0 and infinity.
+  noise_multiplier = float(noise_multiplier)
   if noise_multiplier < _LEAST_LEVEL:
     return [(dpa.NonPrivateDpEvent(), 1)]
   return [(rebuild(min(noise_multiplier, _LARGEST_LEVEL)), 1)]
