@@ -7,9 +7,10 @@ import optax
 import pytest
 
 from dpjax import Batch, Plan, PoissonSampler, training
-from dpjax.training import adversarial
 from dpjax.validate import UserError
 
+# What is folded into the noise key for the keys of pairs.
+_PAIRS = 2**32 - 1
 _X = jnp.array([[0.5, 1.0], [-1.0, 0.25], [2.0, -0.5]])
 _MASK = jnp.array([True, True, False])
 _CRITIC = jnp.array([0.1, -0.2])
@@ -62,7 +63,7 @@ def test_two_steps_are_those_of_a_loop_over_single_examples():
   generator = np.asarray(_GENERATOR, np.float64)
   for step in range(2):
     state, _ = both.step(state, Batch(_X, _MASK))
-    secret = jax.random.fold_in(jax.random.key(0), adversarial.PAIRS)
+    secret = jax.random.fold_in(jax.random.key(0), _PAIRS)
     pairs_key = jax.random.fold_in(secret, step)
     total = np.zeros(2)
     for key, x, is_real in zip(jax.random.split(pairs_key, 3), _X, _MASK):
@@ -161,7 +162,7 @@ def test_the_public_key_moves_no_pair():
     state, _ = both.step(both.init(0.0, 0.0), Batch(rows, jnp.ones(16, bool)))
     signs = jax.vmap(_sign)(
       jax.random.split(
-        jax.random.fold_in(jax.random.fold_in(jax.random.key(0), adversarial.PAIRS), 0), 16
+        jax.random.fold_in(jax.random.fold_in(jax.random.key(0), _PAIRS), 0), 16
       )
     )
     assert float(state.critic.params) == float(jnp.sum(rows * signs))
