@@ -154,7 +154,9 @@ def adversarial(
     moved = functools.partial(generator_step, critic.params, generator_key)
     before = (state.generator, state.generator_opt_state)
     # Again, since a restored state has seen no `init`, and closures may have changed.
-    check(jax.make_jaxpr(generator_step)(critic.params, generator_key, before))
+    # A new function, since JAX caches traces by function.
+    again = jax.make_jaxpr(lambda *arguments: generator_step(*arguments))
+    check(again(critic.params, generator_key, before))
     if critic_steps == 1:
       generator, opt_state = moved(before)
     else:

@@ -166,7 +166,8 @@ def distillation(
       public,
     )
     # Again, since a restored state has seen no `init`, and closures may have changed.
-    check(jax.make_jaxpr(update)(*read))
+    # A new function, since JAX caches traces by function.
+    check(jax.make_jaxpr(lambda *arguments: update(*arguments))(*read))
     student, opt_state = update(*read)
     return state._replace(
       student=student,
