@@ -106,6 +106,18 @@ def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> None:
   _refuse_own_batching(others, "client", "clients")
 
 
+def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
+  """Raises UserError where one example could reach another under `vmap`; leaves [B, ...]."""
+  eqns = list(_equations(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr))
+  for eqn in eqns:
+    if eqn.effects and eqn.primitive.name not in _HARMLESS and not _inner(eqn):
+      raise validate.UserError(
+        f"'{eqn.primitive.name}' has a side effect, through which one example could reach another",
+        field=name,
+      )
+  _refuse_own_batching(eqns, name, "examples")
+
+
 def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
   for eqn in eqns:
     what = eqn.primitive.name

@@ -4,6 +4,9 @@ the critic.
 The private gradient is the critic's alone, as in Xie et al. 2018 (DP-GAN, arXiv:1802.06739). The
 generator learns from the critic's noisy parameters and from public random numbers. So its steps,
 its parameters and all its samples are post-processing.
+
+The random numbers of the pairs are secret. An example that joins a batch moves the others to other
+places. If the keys of the places were known, it would change the gradients of all of them.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import trees, validate
+from dpjax.gradients import loss_checks
 from dpjax.plan import Plan
-from dpjax.training.distillation import check_declared
-from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd
+from dpjax.training.distillation import check_declared, check_public_key
+from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd, noise_state
 from dpjax.types import Array, ArrayTree, Batch, LossFn, Params
 from dpjax.validate import UserError
+
+# Folded into the noise key, for the keys of pairs.
+PAIRS = 2**32 - 1
 
 
 class AdversarialState(NamedTuple):
@@ -63,7 +70,8 @@ def adversarial(
       beside it. It is called for each example by itself, so none moves the pair of another.
     critic_tx, generator_tx: optimizers.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
-    public_key: typed key of everything else that is random. It may be known.
+    public_key: typed key of the generator's random numbers. It may be known, so it must not follow
+      from `noise_key`. The keys of pairs are secret, and follow from `noise_key`.
     critic_steps: steps of the critic before each one of the generator. More of them help under
       noise (Bie, Kamath and Zhang 2023, arXiv:2302.02936). Each is a step of the plan.
     method, microbatch_size: see `dpjax.clipped_grad`.
@@ -77,8 +85,9 @@ def adversarial(
   (`training.gradient_penalty`): then clipping bounds it, too. BatchNorm in the critic is refused.
 
   Raises:
-    UserError: a plan with slices, whose generator would move in the middle of a step. At `init`: a
-      generator that closes over an array, or calls back into Python: both could be private data.
+    UserError: a plan with slices, whose generator would move in the middle of a step; a public key
+      that follows from the noise key. At `init` and `step`: a generator that closes over an array,
+      or calls back into Python: both could be private data. At `step`: a `pair` that sees others.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
@@ -115,30 +124,39 @@ def adversarial(
     method=method,
     microbatch_size=microbatch_size,
   )
+  check_public_key(public_key, noise_key, plan.num_steps)
 
   def init(critic: Params, generator: Params) -> AdversarialState:
     # Copied, so that the caller's parameters survive donation.
     generator = jax.tree.map(jnp.copy, generator)
+    # What the optimizer's first state holds reaches the generator, too.
+    check(jax.make_jaxpr(generator_tx.init)(generator))
     opt_state = generator_tx.init(generator)
-    before = (generator, opt_state)
-    check_declared(
-      jax.make_jaxpr(generator_step)(critic, public_key, before),
-      field="generator_loss",
-      remedy="compute it within the function, or make it one of the generator's parameters",
-    )
+    check(jax.make_jaxpr(generator_step)(critic, public_key, (generator, opt_state)))
     return AdversarialState(init_critic(critic), generator, opt_state)
 
   def step(state: AdversarialState, batch: Batch) -> tuple[AdversarialState, StepInfo]:
     step_key = jax.random.fold_in(public_key, state.critic.step)
-    pairs_key, generator_key = jax.random.split(step_key)
+    _, generator_key = jax.random.split(step_key)
+    # Secret, and no key of a draw of noise: the counter of draws ends below 2^31. Independent keys
+    # that nobody knows may belong to examples instead of places: then one example moves one pair.
+    # The noise key comes from the state, so that no compiled program holds it.
+    secret = jax.random.fold_in(noise_state(state.critic).key, PAIRS)
+    pairs_key = jax.random.fold_in(secret, state.critic.step)
     size = jax.tree.leaves(batch.examples)[0].shape[0]
     pair_keys = jax.random.split(pairs_key, size)
     # One by one: a function of the whole batch could spread one example over many pairs.
-    pairs = jax.vmap(pair, in_axes=(None, 0, 0))(state.generator, pair_keys, batch.examples)
+    pair_of = functools.partial(pair, state.generator)
+    loss_checks.check_apart(pair_of, pair_keys, batch.examples, name="pair")
+    pairs = jax.vmap(pair_of)(pair_keys, batch.examples)
     critic, info = critic_step(state.critic, Batch(pairs, batch.mask))
     # Neither the batch nor its mask, whose sum is a secret, reaches the generator.
     moved = functools.partial(generator_step, critic.params, generator_key)
     before = (state.generator, state.generator_opt_state)
+    # Again, since a restored state has seen no `init`, and closures may have changed.
+    # A new function, since JAX caches traces by function.
+    again = jax.make_jaxpr(lambda *arguments: generator_step(*arguments))
+    check(again(critic.params, generator_key, before))
     if critic_steps == 1:
       generator, opt_state = moved(before)
     else:
@@ -146,6 +164,12 @@ def adversarial(
       turn = critic.step % critic_steps == 0
       generator, opt_state = jax.lax.cond(turn, moved, lambda same: same, before)
     return AdversarialState(critic, generator, opt_state), info
+
+  check = functools.partial(
+    check_declared,
+    field="generator_loss",
+    remedy="compute it within the function, or make it one of the generator's parameters",
+  )
 
   def generator_step(critic: Params, key: Array, before: Any) -> tuple[Params, Any]:
     generator, opt_state = before

@@ -15,6 +15,7 @@ clipping of a joint vector are those of DP-SGD (Abadi et al. 2016).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,7 +75,8 @@ def distillation(
       epsilon protects is in them: nothing can check this.
     teacher_tx, student_tx: optimizers.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
-    public_key: typed key of everything else that is random. It may be known.
+    public_key: typed key of everything else that is random. It may be known, so it must not follow
+      from `noise_key`.
     method, microbatch_size: see `dpjax.clipped_grad`.
 
   Returns:
@@ -89,8 +91,8 @@ def distillation(
   account for.
 
   Raises:
-    UserError: a plan with slices. At `init`: a student that reads an array which is not declared,
-      or calls back into Python.
+    UserError: a plan with slices; a public key that follows from the noise key. At `init` and each
+      step: a student that reads an array which is not declared, or calls back into Python.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
@@ -126,6 +128,12 @@ def distillation(
     method=method,
     microbatch_size=microbatch_size,
   )
+  check_public_key(public_key, noise_key, plan.num_steps)
+  check = functools.partial(
+    check_declared,
+    field="student_loss",
+    remedy="pass it as `public`, or use joint_distillation for a student of private examples",
+  )
 
   def loss_of(student: Params, teacher: Params, key: Array, rows: ArrayTree) -> Array:
     return student_loss(student, teacher, inputs(rows, teacher, key))
@@ -141,24 +149,26 @@ def distillation(
   def init(teacher: Params, student: Params) -> DistillationState:
     # Copied, so that the caller's parameters survive donation.
     student = jax.tree.map(jnp.copy, student)
+    # What the optimizer's first state holds reaches the student, too.
+    check(jax.make_jaxpr(student_tx.init)(student))
     opt_state = student_tx.init(student)
     count = jnp.zeros((), jnp.int32)
     # The whole update is looked at: derivatives and optimizers may read arrays that no loss shows.
-    check_declared(
-      jax.make_jaxpr(update)(student, opt_state, count, teacher, public),
-      field="student_loss",
-      remedy="pass it as `public`, or use joint_distillation for a student of private examples",
-    )
+    check(jax.make_jaxpr(update)(student, opt_state, count, teacher, public))
     return DistillationState(init_teacher(teacher), student, opt_state, count)
 
   def student_step(state: DistillationState) -> DistillationState:
-    student, opt_state = update(
+    read = (
       state.student,
       state.student_opt_state,
       state.student_step,
       state.teacher.params,
       public,
     )
+    # Again, since a restored state has seen no `init`, and closures may have changed.
+    # A new function, since JAX caches traces by function.
+    check(jax.make_jaxpr(lambda *arguments: update(*arguments))(*read))
+    student, opt_state = update(*read)
     return state._replace(
       student=student,
       student_opt_state=opt_state,
@@ -248,6 +258,25 @@ def joint_distillation(
     return init_both(params)
 
   return Algorithm(init, step)
+
+
+def check_public_key(public_key: Array, noise_key: Array, num_steps: int) -> None:
+  """Raises UserError where a key that may be known is the noise key, or that of one draw."""
+  keys = (public_key, noise_key)
+  traced = any(isinstance(key, jax.core.Tracer) for key in keys)
+  if traced or jax.random.key_impl(public_key) != jax.random.key_impl(noise_key):
+    return
+  # Draw t has fold_in(noise_key, t), which `split` gives, too.
+  draws = jnp.arange(num_steps, dtype=jnp.uint32)
+  of_draws = jax.vmap(functools.partial(jax.random.fold_in, noise_key))(draws)
+  words = np.asarray(jax.random.key_data(of_draws))
+  known = np.asarray(jax.random.key_data(public_key))
+  same = np.all(words == known, axis=-1)
+  if same.any() or np.array_equal(jax.random.key_data(noise_key), known):
+    raise UserError(
+      "must not follow from noise_key: whoever knows it would know the noise",
+      field="public_key",
+    )
 
 
 def check_declared(update: Any, *, field: str, remedy: str) -> None:

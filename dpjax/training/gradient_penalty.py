@@ -24,7 +24,8 @@ def gradient_penalty(
   Args:
     score: the critic's score of ONE example, a scalar.
     real, generated: the two examples of one pair, of one shape.
-    key: typed key of the point, uniform between the two. It may be known.
+    key: typed key of the point, uniform between the two. `training.adversarial` gives each pair one
+      that nobody knows: `jax.random.split` it in `pair`.
 
   Returns:
     A scalar, at least 0.
@@ -55,6 +56,8 @@ def gradient_penalty(
       f"none: its shape is {shape}",
       field="score",
     )
+  if not jnp.issubdtype(real.dtype, jnp.floating):
+    raise UserError("must hold floats", field="real", value=str(real.dtype))
   share = jax.random.uniform(key, (), real.dtype)
   between = share * real + (1 - share) * generated
   squared = jnp.sum(jnp.square(jax.grad(score)(between)))

@@ -9,6 +9,8 @@ import pytest
 from dpjax import Batch, Plan, PoissonSampler, training
 from dpjax.validate import UserError
 
+# What is folded into the noise key for the keys of pairs.
+_PAIRS = 2**32 - 1
 _X = jnp.array([[0.5, 1.0], [-1.0, 0.25], [2.0, -0.5]])
 _MASK = jnp.array([True, True, False])
 _CRITIC = jnp.array([0.1, -0.2])
@@ -61,7 +63,8 @@ def test_two_steps_are_those_of_a_loop_over_single_examples():
   generator = np.asarray(_GENERATOR, np.float64)
   for step in range(2):
     state, _ = both.step(state, Batch(_X, _MASK))
-    pairs_key, generator_key = jax.random.split(jax.random.fold_in(jax.random.key(1), step))
+    secret = jax.random.fold_in(jax.random.key(0), _PAIRS)
+    pairs_key = jax.random.fold_in(secret, step)
     total = np.zeros(2)
     for key, x, is_real in zip(jax.random.split(pairs_key, 3), _X, _MASK):
       made = generator + np.asarray(jax.random.normal(key, (2,)), np.float64)
@@ -70,7 +73,6 @@ def test_two_steps_are_those_of_a_loop_over_single_examples():
     critic = critic - 0.5 * total / 2
     # d/dg of -mean((g + z) critic) + g^2, whatever z is.
     generator = generator - 0.25 * (-critic + 2 * generator)
-    del generator_key
     np.testing.assert_allclose(state.critic.params, critic, rtol=1e-5)
     np.testing.assert_allclose(state.generator, generator, rtol=1e-5)
 
@@ -121,3 +123,112 @@ def test_what_is_not_proved_is_refused():
       noise_key=jax.random.key(0),
       public_key=3,
     )
+
+
+def _sign(key):
+  return jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
+
+
+def _linear(pair, *, public=1, num_examples=16):
+  """One step without noise: the critic ends at the sum of all pairs, each of -1 or 1."""
+  plan = Plan(
+    sampler=PoissonSampler(prob=1.0, capacity=num_examples),
+    noise_multiplier=0.0,
+    l2_clip_norm=1.0,
+    normalize_by=1,
+    num_steps=1,
+    delta=1e-5,
+  )
+  return training.adversarial(
+    lambda critic, number: -critic * number,
+    lambda generator, critic, key: -critic * generator,
+    plan,
+    pair=pair,
+    critic_tx=optax.sgd(1.0),
+    generator_tx=optax.sgd(1.0),
+    noise_key=jax.random.key(0),
+    public_key=jax.random.key(public),
+  )
+
+
+def test_the_public_key_moves_no_pair():
+  """Records made for known keys of their places: one that leaves would move all the others."""
+  sums = []
+  for public in (1, 2):
+    both = _linear(lambda generator, key, x: x * _sign(key), public=public)
+    # What the keys of places were when they followed from the public one.
+    pairs_key, _ = jax.random.split(jax.random.fold_in(jax.random.key(public), 0))
+    rows = jax.vmap(_sign)(jax.random.split(pairs_key, 16))
+    state, _ = both.step(both.init(0.0, 0.0), Batch(rows, jnp.ones(16, bool)))
+    signs = jax.vmap(_sign)(
+      jax.random.split(
+        jax.random.fold_in(jax.random.fold_in(jax.random.key(0), _PAIRS), 0), 16
+      )
+    )
+    assert float(state.critic.params) == float(jnp.sum(rows * signs))
+    sums.append(abs(float(state.critic.params)))
+  # The attack reached 16, the sum of all.
+  assert max(sums) < 16
+
+
+def test_a_public_key_that_follows_from_the_noise_key_is_refused():
+  for key in (jax.random.key(0), jax.random.fold_in(jax.random.key(0), 3)):
+    with pytest.raises(UserError, match="public_key: must not follow from noise_key"):
+      training.adversarial(
+        _critic_loss,
+        _generator_loss,
+        _plan(),
+        pair=_pair,
+        critic_tx=optax.sgd(1.0),
+        generator_tx=optax.sgd(1.0),
+        noise_key=jax.random.key(0),
+        public_key=key,
+      )
+
+
+def test_a_pair_that_sees_other_examples_is_refused():
+  @jax.custom_batching.custom_vmap
+  def centred(x):
+    return x
+
+  @centred.def_vmap
+  def _(size, batched, x):
+    return x - jnp.mean(x, axis=0), True
+
+  both = _linear(lambda generator, key, x: centred(x))
+  with pytest.raises(UserError, match="pair: 'custom_vmap_call' has a batching rule"):
+    both.step(both.init(0.0, 0.0), Batch(jnp.ones(16), jnp.ones(16, bool)))
+
+
+def test_arrays_that_come_after_init_or_by_the_optimizer_are_refused():
+  secret = jnp.arange(3.0)
+  holder = [jnp.zeros(())]
+  late = training.distillation(
+    lambda teacher, x: teacher * x,
+    lambda student, teacher, x: jnp.sum(student * holder[0]),
+    _plan(),
+    inputs=lambda public, teacher, key: 1.0,
+    teacher_tx=optax.sgd(1.0),
+    student_tx=optax.sgd(1.0),
+    noise_key=jax.random.key(0),
+    public_key=jax.random.key(1),
+  )
+  state = late.init(0.0, jnp.zeros(3))
+  holder[0] = secret
+  with pytest.raises(UserError, match="student_loss: reads an array"):
+    late.student_step(state)
+  keeps = optax.GradientTransformation(
+    lambda params: secret, lambda updates, state, params=None: (updates + state, state)
+  )
+  both = training.adversarial(
+    _critic_loss,
+    _generator_loss,
+    _plan(),
+    pair=_pair,
+    critic_tx=optax.sgd(1.0),
+    generator_tx=keeps,
+    noise_key=jax.random.key(0),
+    public_key=jax.random.key(1),
+  )
+  with pytest.raises(UserError, match="generator_loss: reads an array"):
+    both.init(_CRITIC, _GENERATOR)

@@ -228,6 +228,8 @@ class CommitteeTerms:
       raise UserError("must be 16 bytes", field="session", value=self.session)
     for who in self.clients:
       validate.integer_in(0, LAST_ID, client=who)
+    # One spelling of each id, since shares are bound to it.
+    object.__setattr__(self, "clients", tuple(int(who) for who in self.clients))
     if list(self.clients) != sorted({*self.clients}):
       raise UserError("must be ids in ascending order, each once", field="clients")
     if self.num_members > len(self.clients):
@@ -310,6 +312,7 @@ def shares_for(
   Raises:
     UserError: a roster that is wrong in any way, or a vector of another length or type.
   """
+  me = int(me)
   if me not in terms.clients:
     raise UserError(
       f"is not among the {len(terms.clients)} of the terms", field="client", value=me
@@ -373,6 +376,7 @@ def start_member(
   Raises:
     UserError: it is not a member of this sum.
   """
+  me = int(me)
   if me not in terms.members:
     raise UserError("is no member of this sum", field="client", value=me)
   private = entropy(KEY_BYTES)
@@ -494,15 +498,19 @@ def close(state: CommitteeServer) -> tuple[CommitteeServer, dict[int, bytes]]:
   """Ends the phase; returns (the next one, the messages that open it by client).
 
   Raises:
-    UserError: too few members or clients are left. Nothing was revealed.
+    UserError: too few members or clients are left. Nothing was revealed, or, where more than
+      `colluding` members sent a sum, some combinations of the total's entries.
   """
   terms = state.terms
   needed = terms.colluding + terms.packed
   members = len(state.keys if state.phase == "keys" else state.sums)
   if state.phase != "shares" and members < needed:
+    # Too few sums, but more than `colluding`, determine combinations of the packed totals.
+    revealed = "nothing" if members <= terms.colluding or state.phase == "keys" else "less"
     raise UserError(
       f"only {members} of {terms.num_members} members sent their {state.phase}, and {needed} are "
-      "needed; the sum is refused and nothing was revealed",
+      f"needed; the sum is refused and {revealed} was revealed"
+      + (" than the sum" if revealed == "less" else ""),
       field="committee",
     )
   if state.phase == "keys":

@@ -130,7 +130,7 @@ def combine(
   needed = colluding + packed
   if len(shares) < needed:
     raise UserError(
-      f"{len(shares)} are too few: {needed} determine the sum; nothing was revealed",
+      f"{len(shares)} are too few: {needed} determine the sum",
       field="shares",
     )
   degree = degree_for(num_shares, packed)
