@@ -70,7 +70,11 @@ class UserError(ValueError):
     shown_value = f"={shown}" if self.value is not NO_VALUE else ""
     place = f"{self.field}{shown_value}: " if self.field else ""
     text = f"{place}{self.must}{'; ' if self.hint else ''}{self.hint}"
-    return " ".join(line.strip() for line in text.splitlines())
+    line = " ".join(line.strip() for line in text.splitlines())
+    if line.isprintable():
+      return line
+    # A name in a stranger's file may hold codes that a terminal obeys.
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
 
   def of(self, *, field: str, value: Any = NO_VALUE) -> Self:
     """Returns the same error for another field. Without a new value the old one is kept.

@@ -247,8 +247,8 @@ def _as_array(value: Any, name: str) -> np.ndarray:
     )
   try:
     return np.asarray(value)
-  # NumPy raises it for ragged nested lists, for example.
-  except ValueError as error:
+  # NumPy raises it for ragged nested lists, for example, and JAX a TypeError for keys.
+  except (ValueError, TypeError) as error:
     raise UserError(
       f"is not a rectangular array ({first_line(error)})", field=name
     ) from error

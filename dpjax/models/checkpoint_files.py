@@ -223,7 +223,10 @@ def _extension(code: int, data: bytes) -> Any:
     raise ValueError(f"it holds an object of type {code}, and arrays alone are read")
   shape, dtype, content = msgpack.unpackb(data, raw=True)
   sizes = tuple(shape)
-  name = bytes(dtype).decode("ascii")
+  # Without this check a list of as many numbers as bytes would pass.
+  if not isinstance(dtype, bytes) or not isinstance(content, bytes):
+    raise ValueError("an array whose type or content is no text")
+  name = dtype.decode("ascii")
   if not all(type(size) is int and size >= 0 for size in sizes):
     raise ValueError(f"an array of shape {sizes!s:.40}")
   if name in _DTYPES and math.prod(sizes) * np.dtype(_DTYPES[name]).itemsize != len(
@@ -235,13 +238,17 @@ def _extension(code: int, data: bytes) -> Any:
 
 def _flat(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[tuple[Any, Any]]:
   """Yields (path, entry) of every leaf. Raises UserError for chunks that do not fit."""
-  for name, value in tree.items():
-    if isinstance(value, dict) and value.get(_CHUNKED) is True:
-      yield (*path, name), _joined(value)
-    elif isinstance(value, dict):
-      yield from _flat(value, (*path, name))
-    else:
-      yield (*path, name), value
+  # No recursion: a file may hold more tables in one another than Python has frames.
+  unread = [(path, tree)]
+  while unread:
+    where, table = unread.pop()
+    for name, value in table.items():
+      if isinstance(value, dict) and value.get(_CHUNKED) is True:
+        yield (*where, name), _joined(value)
+      elif isinstance(value, dict):
+        unread.append(((*where, name), value))
+      else:
+        yield (*where, name), value
 
 
 def _joined(table: Mapping[str, Any]) -> Any:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from dpjax import columns, trees
+from dpjax.sampling.users import UserBlocks
 from dpjax.types import Indexed
 from dpjax.validate import UserError
 
@@ -64,8 +65,7 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   array([2., 0.])
   """
   data = by_place(data)
-  is_ours = type(data).__module__.partition(".")[0] == "dpjax"
-  is_known = is_ours or type(data) is np.ndarray or isinstance(data, jax.Array)
+  is_known = _reads_by_place(data)
 
   def read(indices: np.ndarray) -> Any:
     rows = rows_of(data, indices)
@@ -76,6 +76,18 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   if not is_known:
     _check_order(data, read, size)
   return read
+
+
+def _reads_by_place(data: Any) -> bool:
+  """Returns whether rows are known to come in the order of indices, in memory of their own."""
+  # These read what a user gave them, which may sort its rows or mix them.
+  if isinstance(data, columns.Columns):
+    return all(_reads_by_place(leaf) for leaf in jax.tree.leaves(data.tree))
+  if isinstance(data, UserBlocks):
+    return _reads_by_place(data.data)
+  is_ours = type(data).__module__.partition(".")[0] == "dpjax"
+  # A subclass of an array may index as it likes.
+  return is_ours or type(data) is np.ndarray or isinstance(data, jax.Array)
 
 
 def rows_of(data: Indexed, indices: np.ndarray) -> Any:
@@ -141,6 +153,11 @@ def _check_kind(data: Indexed, leaf: Any) -> None:
       "each field"
     )
   is_text = getattr(dtype, "kind", "") in ("O", "S", "U", "M", "m")
+  # JAX has no type for them.
+  if isinstance(leaf, np.ndarray) and dtype in (np.longdouble, np.clongdouble):
+    raise UserError(
+      f"{_needs(data)}, which returns arrays of {dtype}; make it .astype(np.float32)"
+    )
   # Types that select by label, such as a pandas Series, have `iloc` to select by place.
   if getattr(leaf, "shape", None) is None or is_text or hasattr(leaf, "iloc"):
     kind = f"arrays of {dtype}" if is_text else type(leaf).__name__

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
+from dpjax.columns import Columns
 from dpjax.types import Array, Batch, Indexed, LossFn
 from dpjax.validate import UserError
 
@@ -68,7 +69,7 @@ def group_by_user(
   """Groups examples into blocks of users, of at most `max_examples_per_user` examples each.
 
   Args:
-    data: n examples, with `len` and row indexing.
+    data: n examples, with `len` and row indexing, or a dict of arrays [n, ...].
     user_ids: [n] integers or strings: whose each example is.
     max_examples_per_user: m, public; a user's further examples are never used.
     choose: which are kept. "first" in the order of `data`, or "random" by a stream of
@@ -85,6 +86,8 @@ def group_by_user(
   validate.integer_at_least(1, max_examples_per_user=max_examples_per_user)
   validate.integer_at_least(0, seed=seed)
   validate.one_of(CHOICES, choose=choose)
+  # `len` of a dict is the number of its names.
+  data = Columns(data) if isinstance(data, dict) else data
   ids = np.asarray(user_ids)
   if ids.shape != (len(data),) or not len(ids) or ids.dtype.kind not in "iuUS":
     raise UserError(

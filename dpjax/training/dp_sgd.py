@@ -44,6 +44,12 @@ def _with_keys(examples: Any, keys: Array) -> Any:
       f"needs examples that are dpjax.types.Example or a dict, which get a key; got {kind}",
       field="example_key",
     )
+  # JAX sorts the names of a dict, and "key" comes beside them.
+  if not all(isinstance(name, str) for name in examples):
+    raise UserError(
+      'needs a dict whose names are text, beside which "key" can stand',
+      field="example_key",
+    )
   if "key" in examples:
     raise UserError(
       'needs examples without an entry "key" of their own: it gets the key of each example',
