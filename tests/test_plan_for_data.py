@@ -158,7 +158,6 @@ _UNREADABLE = {
   "a tuple": (_ROWS, _ROWS[:, 0]),
   "a list": _ROWS.tolist(),
   "a list of arrays": list(_ROWS),
-  "a dict": {"x": _ROWS},
   "text": "rows",
   "None": None,
   "a number": 3.0,
@@ -225,10 +224,11 @@ def test_data_without_rows_are_one_line(rows):
   [
     _ROWS,
     jnp.asarray(_ROWS),
+    {"x": _ROWS},
     _Indexed(lambda i: (_ROWS[i], {"y": _ROWS[i, 0], "none": None})),
     _Indexed(lambda i: dpjax.Example(_ROWS[i], _ROWS[i, 0], _KEYS[i])),
   ],
-  ids=["numpy", "jax", "trees", "keys"],
+  ids=["numpy", "jax", "a dict", "trees", "keys"],
 )  # fmt: skip
 def test_what_is_read_by_place_is_taken(data):
   plan = Plan(sampling.PoissonSampler(prob=0.5, capacity=61), 1.0, 1.0, 30, 3, delta=1e-5)

@@ -119,7 +119,6 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
     raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
   if not leaves:
     raise UserError(f"{_needs(data)}, whose data[indices] holds no array")
-  columns.check_no_none(examples, "data[indices]")
   adds_rows = getattr(data, "adds_rows", False)
   for leaf, shape in zip(leaves, shapes):
     _check_kind(data, leaf)

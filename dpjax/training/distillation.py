@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import core
 
 from dpjax import trees
 from dpjax.gradients import equations
@@ -263,7 +264,7 @@ def joint_distillation(
 def check_public_key(public_key: Array, noise_key: Array, num_steps: int) -> None:
   """Raises UserError where a key that may be known is the noise key, or that of one draw."""
   keys = (public_key, noise_key)
-  traced = any(isinstance(key, jax.core.Tracer) for key in keys)
+  traced = any(isinstance(key, core.Tracer) for key in keys)
   if traced or jax.random.key_impl(public_key) != jax.random.key_impl(noise_key):
     return
   # Draw t has fold_in(noise_key, t), which `split` gives, too.
