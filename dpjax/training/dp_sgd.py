@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax import core
 from jax.sharding import Mesh
 
 from dpjax import gradients, sampling, transforms, trees, validate
@@ -85,12 +87,27 @@ def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
   )
 
 
-def _check_optional(*, ema_decay: float | None, example_key: Array | None) -> None:
+def _check_apart(noise_key: Array, example_key: Array) -> None:
+  """Raises UserError where examples would get the keys of the noise."""
+  keys = (noise_key, example_key)
+  if any(isinstance(key, core.Tracer) or not trees.is_key(key) for key in keys):
+    return
+  words = [np.asarray(jax.random.key_data(key)) for key in keys]
+  if np.array_equal(*words):
+    raise UserError(
+      "must be another key than noise_key, as of jax.random.split", field="example_key"
+    )
+
+
+def _check_optional(
+  *, ema_decay: float | None, example_key: Array | None, noise_key: Array
+) -> None:
   """Raises unless each optional argument is None or valid."""
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
   if example_key is not None:
     trees.check_key(example_key=example_key)
+    _check_apart(noise_key, example_key)
 
 
 def dp_sgd(
@@ -118,7 +135,8 @@ def dp_sgd(
       is exact.
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout), and a dict its `example["key"]`; None leaves them
-      as they are.
+      as they are. It is as secret as `noise_key`, and another key: an example that leaves moves
+      the others to other places, so known keys would let it change the gradients of all.
     ema_decay: keep an exponential average of the parameters (post-processing: free). Refused
       with a schedule-free optimizer of Optax, whose own average `eval_params` returns.
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
@@ -146,7 +164,7 @@ def dp_sgd(
   >>> step(init(jnp.zeros(1)), batch)[0].params
   Array([0.75], dtype=float32)
   """
-  _check_optional(ema_decay=ema_decay, example_key=example_key)
+  _check_optional(ema_decay=ema_decay, example_key=example_key, noise_key=noise_key)
   clipped_grad = functools.partial(
     plan.clipped_grad,
     method=method,

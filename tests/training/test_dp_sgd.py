@@ -213,3 +213,14 @@ def test_training_learns_and_the_plan_pays_for_what_ran():
   assert (
     count == int(state.step) == int(training.noise_state(state).draws) == plan.num_steps
   )
+
+
+def test_examples_do_not_get_the_keys_of_the_noise():
+  with pytest.raises(UserError, match="example_key: must be another key than noise_key"):
+    training.dp_sgd(
+      _loss,
+      _plan(),
+      optax.sgd(0.1),
+      noise_key=jax.random.key(3),
+      example_key=jax.random.key(3),
+    )
