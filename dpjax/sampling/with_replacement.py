@@ -36,7 +36,7 @@ class WithReplacementSampler(FixedSizeSampler):
   answers: ClassVar[str] = ""
   small: ClassVar[Any] = (
     {"batch_size": 3, "num_examples": 4, "size_is_public": True},
-    {"batch_size": 2, "num_examples": 8, "size_is_public": False},
+    {"batch_size": 1, "num_examples": 4, "size_is_public": False},
   )
 
   def event(self, inner: DpEvent) -> DpEvent:

@@ -239,7 +239,7 @@ def test_dropout_without_a_key_ends_in_one_line():
 _MISUSES = {
   "data": [
     (_N * [1], "len.. and data.indices., .* got list"),
-    ({"x": np.ones((9, 2))}, "got dict"),
+    ({"x": np.ones((9, 2)), "y": np.ones(3)}, "rows"),
     ((np.ones((9, 2)), np.ones(9)), "got tuple"),
     (5, "got int"),
     (None, "got NoneType"),
