@@ -4,7 +4,7 @@
 
 Only the critic reads records, under DP-SGD. The generator reads the critic, at no further cost.
 Hardware: 2 CPU cores, a minute. 2,000 samples at a proved epsilon of 8 (delta 1e-5).
-Expected: test accuracy .856 (seed 0), the mean of two classifiers that were trained on samples alone.
+Expected: test accuracy .856 (seed 0), the mean of two classifiers trained on samples alone.
 """
 
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
