@@ -278,13 +278,7 @@ def make_job(
     test=test,
     nets=_nets(config, train.num_classes),
     keys=relevance.Keys(random.init, random.noise, random.order, random.sampler),
-    # Copied by name, so that no common field can be left out.
-    training=relevance.Training(
-      **{
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(relevance.Training)
-      }
-    ),
+    training=_training(config),
     lrp=config.lrp,
     paper=config.paper,
     rigorous=config.rigorous,
@@ -374,3 +368,9 @@ def _result(
   if job.public is not None:
     result[saved.PRETRAINED_ON] = [str(config.public_data)]
   return result | (audit.facts(config, job, outcome) if config.audit.enabled else {})
+
+
+def _training(config: RelevanceConfig) -> relevance.Training:
+  """Copies fields by name, so that no common field can be left out."""
+  names = (field.name for field in dataclasses.fields(relevance.Training))
+  return relevance.Training(**{name: getattr(config, name) for name in names})
