@@ -151,10 +151,7 @@ def report(
     phase.guarantee.warn()
   by = facts["accountant"]
   lines |= {
-    **{
-      name: by_name(name, value) if isinstance(value, float) else str(value)
-      for name, value in phase.planned().items()
-    },
+    **{name: _shown(name, value) for name, value in phase.planned().items()},
     "num_parameters": f"{size:,}",
     "privacy": guarantee.summary(facts) + (f", by {by}" if by else ""),
     phase.name: f"{phase.num_steps} {phase.steps_are}",
@@ -328,3 +325,7 @@ def memory() -> str:
   stats = jax.local_devices()[0].memory_stats() or {}
   device = stats.get("peak_bytes_in_use")
   return line if device is None else f"{line}, {device / 1e9:.2g} GB of the device's"
+
+
+def _shown(name: str, value: Any) -> str:
+  return by_name(name, value) if isinstance(value, float) else str(value)
