@@ -72,6 +72,7 @@ def check(opt_state: optax.OptState, params: Params, ema_decay: float | None) ->
 def average(opt_state: optax.OptState, params: Params) -> Params | None:
   """Returns the average x of a schedule-free optimizer; None where the optimizer is another.
 
+  >>> import jax.numpy as jnp
   >>> tx = optax.contrib.schedule_free_sgd(0.5, b1=0.9)
   >>> state = tx.init(jnp.float32(1))
   >>> updates, state = tx.update(jnp.float32(1), state, jnp.float32(1))

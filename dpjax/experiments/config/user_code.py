@@ -58,7 +58,7 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
   """Loads `loss(apply) -> loss_fn(params, example)`, like those of `dpjax.losses`.
 
   >>> loss("dpjax.losses:softmax_cross_entropy").__name__
-  'made'
+  'loss_of'
   """
   wanted = "a function of (params, example)"
 
