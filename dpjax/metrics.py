@@ -73,8 +73,7 @@ def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
-  x = dataset.x
-  x = columns.Columns(x, "dataset.x") if isinstance(x, dict) else x
+  x = columns.by_place(dataset.x, "dataset.x")
   y = np.asarray(dataset.y)
   # Other data are read a batch at a time.
   if isinstance(x, jax.Array) or not hasattr(x, "shape"):

@@ -17,17 +17,6 @@ from dpjax.types import Indexed
 from dpjax.validate import UserError
 
 
-def by_place(data: Any) -> Indexed:
-  """Returns a dict of arrays as data that are read by place; anything else unchanged.
-
-  `len` of a dict is the number of its names, not of its examples.
-
-  >>> len(by_place({"x": np.zeros((4, 2)), "y": np.zeros(4)})), len(by_place(np.zeros(3)))
-  (4, 3)
-  """
-  return columns.Columns(data) if isinstance(data, dict) else data
-
-
 def size_of(data: Indexed) -> int:
   """Returns the number of rows.
 
@@ -37,7 +26,7 @@ def size_of(data: Indexed) -> int:
   >>> size_of(np.zeros((3, 2)))
   3
   """
-  data = by_place(data)
+  data = columns.by_place(data)
   try:
     size = len(data)
   # A user's class may fail in any way, and its message may hold records, so neither is
@@ -64,7 +53,7 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   >>> reader(np.arange(3.0), 3)(np.array([2, 0]))
   array([2., 0.])
   """
-  data = by_place(data)
+  data = columns.by_place(data)
   is_known = _reads_by_place(data)
 
   def read(indices: np.ndarray) -> Any:

@@ -26,8 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import validate
-from dpjax.columns import Columns
+from dpjax import columns, validate
 from dpjax.types import Array, Batch, Indexed, LossFn
 from dpjax.validate import UserError
 
@@ -86,8 +85,7 @@ def group_by_user(
   validate.integer_at_least(1, max_examples_per_user=max_examples_per_user)
   validate.integer_at_least(0, seed=seed)
   validate.one_of(CHOICES, choose=choose)
-  # `len` of a dict is the number of its names.
-  data = Columns(data) if isinstance(data, dict) else data
+  data = columns.by_place(data)
   ids = np.asarray(user_ids)
   if ids.shape != (len(data),) or not len(ids) or ids.dtype.kind not in "iuUS":
     raise UserError(

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import gradients, training, trees
+from dpjax import columns, gradients, training, trees
 from dpjax.data.dataset import first_line
 from dpjax.experiments.checks.subject import BATCH, Subject
 from dpjax.experiments.checks.table import CheckTable, checks
 from dpjax.plan import Plan
-from dpjax.sampling import indexed
 from dpjax.types import Algorithm, Array, Indexed, LossFn, Params
 from dpjax.validate import UserError
 
@@ -162,7 +161,7 @@ def check(
       f"norm of the plan moves (l2_clip_norm={clip!r:.80}); leave clipped_grad out",
       field="algorithm",
     )
-  data = indexed.by_place(data)
+  data = columns.by_place(data)
   rows = _checked_rows(data)
   plan.check_capacity(len(rows), getattr(data, "nominal_size", None))
   options: dict[str, Any] = {"method": method, "microbatch_size": microbatch_size}
