@@ -7,6 +7,7 @@ would have drawn, and no two steps or leaves share a stream.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any
 
@@ -163,6 +164,34 @@ def add_gaussian(
       noisy = source.snap(noisy, source.grid_step(std))
   noisy = poisoned(noisy, state, num_steps)
   return noisy, after_draw(state)
+
+
+def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bool:
+  """Returns whether a key is the noise key, or that of one of its first draws.
+
+  Who knows such a key knows noise. Under jit keys have no values, and the answer is False.
+
+  >>> key = jax.random.key(0)
+  >>> is_key_of_noise(key, key), is_key_of_noise(jax.random.key(1), key, num_draws=9)
+  (True, False)
+  >>> is_key_of_noise(jax.random.fold_in(key, 3), key, num_draws=9)
+  True
+  """
+  keys = (key, noise_key)
+  if any(isinstance(each, core.Tracer) or not trees.is_key(each) for each in keys):
+    return False
+  if jax.random.key_impl(key) != jax.random.key_impl(noise_key):
+    return False
+  words = np.asarray(jax.random.key_data(key))
+  if np.array_equal(words, jax.random.key_data(noise_key)):
+    return True
+  if not num_draws:
+    return False
+  # Draw t has fold_in(noise_key, t), which `split` gives, too.
+  draws = jnp.arange(num_draws, dtype=jnp.uint32)
+  of_draws = jax.vmap(functools.partial(jax.random.fold_in, noise_key))(draws)
+  words_of_draws = np.asarray(jax.random.key_data(of_draws))  # [t, words]
+  return bool(np.all(words_of_draws == words, axis=-1).any())
 
 
 def key_id(key: jax.Array) -> str:

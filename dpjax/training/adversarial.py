@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import trees, validate
+from dpjax import validate
 from dpjax.gradients import loss_checks
 from dpjax.plan import Plan
 from dpjax.training.distillation import check_declared, check_public_key
@@ -114,7 +114,6 @@ def adversarial(
       field="plan.slices",
       value=plan.slices,
     )
-  trees.check_key(public_key=public_key)
   validate.integer_at_least(1, critic_steps=critic_steps)
   init_critic, critic_step = dp_sgd(
     critic_loss,
@@ -130,9 +129,9 @@ def adversarial(
     # Copied, so that the caller's parameters survive donation.
     generator = jax.tree.map(jnp.copy, generator)
     # What the optimizer's first state holds reaches the generator, too.
-    check(jax.make_jaxpr(generator_tx.init)(generator))
+    check(generator_tx.init, generator)
     opt_state = generator_tx.init(generator)
-    check(jax.make_jaxpr(generator_step)(critic, public_key, (generator, opt_state)))
+    check(generator_step, critic, public_key, (generator, opt_state))
     return AdversarialState(init_critic(critic), generator, opt_state)
 
   def step(state: AdversarialState, batch: Batch) -> tuple[AdversarialState, StepInfo]:
@@ -154,9 +153,7 @@ def adversarial(
     moved = functools.partial(generator_step, critic.params, generator_key)
     before = (state.generator, state.generator_opt_state)
     # Again, since a restored state has seen no `init`, and closures may have changed.
-    # A new function, since JAX caches traces by function.
-    again = jax.make_jaxpr(lambda *arguments: generator_step(*arguments))
-    check(again(critic.params, generator_key, before))
+    check(generator_step, critic.params, generator_key, before)
     if critic_steps == 1:
       generator, opt_state = moved(before)
     else:

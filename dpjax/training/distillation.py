@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import core
 
 from dpjax import trees
 from dpjax.gradients import equations
+from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
 from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd
 from dpjax.types import Algorithm, Array, ArrayTree, Batch, LossFn, Params
@@ -120,7 +120,6 @@ def distillation(
       field="plan.slices",
       value=plan.slices,
     )
-  trees.check_key(public_key=public_key)
   init_teacher, teacher_step = dp_sgd(
     teacher_loss,
     plan,
@@ -151,11 +150,11 @@ def distillation(
     # Copied, so that the caller's parameters survive donation.
     student = jax.tree.map(jnp.copy, student)
     # What the optimizer's first state holds reaches the student, too.
-    check(jax.make_jaxpr(student_tx.init)(student))
+    check(student_tx.init, student)
     opt_state = student_tx.init(student)
     count = jnp.zeros((), jnp.int32)
     # The whole update is looked at: derivatives and optimizers may read arrays that no loss shows.
-    check(jax.make_jaxpr(update)(student, opt_state, count, teacher, public))
+    check(update, student, opt_state, count, teacher, public)
     return DistillationState(init_teacher(teacher), student, opt_state, count)
 
   def student_step(state: DistillationState) -> DistillationState:
@@ -167,8 +166,7 @@ def distillation(
       public,
     )
     # Again, since a restored state has seen no `init`, and closures may have changed.
-    # A new function, since JAX caches traces by function.
-    check(jax.make_jaxpr(lambda *arguments: update(*arguments))(*read))
+    check(update, *read)
     student, opt_state = update(*read)
     return state._replace(
       student=student,
@@ -263,38 +261,34 @@ def joint_distillation(
 
 def check_public_key(public_key: Array, noise_key: Array, num_steps: int) -> None:
   """Raises UserError where a key that may be known is the noise key, or that of one draw."""
-  keys = (public_key, noise_key)
-  traced = any(isinstance(key, core.Tracer) for key in keys)
-  if traced or jax.random.key_impl(public_key) != jax.random.key_impl(noise_key):
-    return
-  # Draw t has fold_in(noise_key, t), which `split` gives, too.
-  draws = jnp.arange(num_steps, dtype=jnp.uint32)
-  of_draws = jax.vmap(functools.partial(jax.random.fold_in, noise_key))(draws)
-  words = np.asarray(jax.random.key_data(of_draws))
-  known = np.asarray(jax.random.key_data(public_key))
-  same = np.all(words == known, axis=-1)
-  if same.any() or np.array_equal(jax.random.key_data(noise_key), known):
+  trees.check_key(public_key=public_key)
+  if is_key_of_noise(public_key, noise_key, num_draws=num_steps):
     raise UserError(
       "must not follow from noise_key: whoever knows it would know the noise",
       field="public_key",
     )
 
 
-def check_declared(update: Any, *, field: str, remedy: str) -> None:
+def check_declared(
+  update: Callable[..., Any], *arguments: Any, field: str, remedy: str
+) -> None:
   """Raises UserError where an update that is to be post-processing reads what is no argument.
 
   Args:
-    update: its jaxpr.
+    update: the function; it is traced, not run.
+    arguments: what it may read.
     field: whose update it is.
     remedy: what to do with an array that is public.
   """
-  for constant in equations.closed_over(update):
+  # A new function each time, since JAX caches traces by function, and closures may have changed.
+  jaxpr = jax.make_jaxpr(lambda *each: update(*each))(*arguments)
+  for constant in equations.closed_over(jaxpr):
     raise UserError(
       f"reads an array of shape {np.shape(constant)} that is not declared, and may be private: "
       f"{remedy}",
       field=field,
     )
-  for name in equations.primitives(update):
+  for name in equations.primitives(jaxpr):
     # A callback may read anything, and the program does not show what.
     if "callback" in name:
       raise UserError(

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax import core
 from jax.sharding import Mesh
 
 from dpjax import gradients, sampling, transforms, trees, validate
+from dpjax.noise.gaussian import is_key_of_noise
 from dpjax.plan import Plan
+from dpjax.training import schedule_free
 from dpjax.types import Algorithm, Array, Batch, ClippedSum, Example, LossFn, Params
 from dpjax.validate import UserError
 
@@ -87,18 +87,6 @@ def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
   )
 
 
-def _check_apart(noise_key: Array, example_key: Array) -> None:
-  """Raises UserError where examples would get the keys of the noise."""
-  keys = (noise_key, example_key)
-  if any(isinstance(key, core.Tracer) or not trees.is_key(key) for key in keys):
-    return
-  noise_words = np.asarray(jax.random.key_data(noise_key))
-  if np.array_equal(noise_words, jax.random.key_data(example_key)):
-    raise UserError(
-      "must be another key than noise_key, as of jax.random.split", field="example_key"
-    )
-
-
 def _check_optional(
   *, ema_decay: float | None, example_key: Array | None, noise_key: Array
 ) -> None:
@@ -107,7 +95,10 @@ def _check_optional(
     validate.open_unit(ema_decay=ema_decay)
   if example_key is not None:
     trees.check_key(example_key=example_key)
-    _check_apart(noise_key, example_key)
+    if is_key_of_noise(example_key, noise_key):
+      raise UserError(
+        "must be another key than noise_key, as of jax.random.split", field="example_key"
+      )
 
 
 def dp_sgd(
@@ -198,9 +189,6 @@ def dp_sgd(
     params = placed(jax.tree.map(jnp.copy, params))
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
     opt_state = chain.init(params)
-    # Imported here: it loads Optax's further optimizers.
-    from dpjax.training import schedule_free
-
     schedule_free.check(opt_state, params, ema_decay)
     return placed(TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32)))
 
@@ -215,7 +203,7 @@ def dp_sgd(
     if example_key is not None:
       size = jax.tree.leaves(examples)[0].shape[0]
       num_keys = padded_batch_size if size == rows else size
-      # A mesh added the rows beyond `own`, which must not change the keys of others.
+      # A mesh added the rows beyond `num_keys`, which must not change the keys of others.
       keys = jax.random.split(jax.random.fold_in(example_key, call), num_keys)
       examples = _with_keys(examples, placed(gradients.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
@@ -250,9 +238,6 @@ def eval_params(state: TrainState) -> Params:
   """
   if state.ema is not None:
     return state.ema
-  # Imported here: it loads Optax's further optimizers.
-  from dpjax.training import schedule_free
-
   average = schedule_free.average(state.opt_state, state.params)
   return state.params if average is None else average
 
