@@ -300,7 +300,7 @@ def _noise(scales, beta, clip=None):
 
 
 class _Job:
-  run_keys = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 0)
+  keys = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 0)
 
 
 def test_u1_one_feature_reaches_epsilon_and_never_passes_it():

@@ -332,9 +332,11 @@ def test_vectors_that_do_not_fit_are_refused(name):
     "type": np.zeros(3, np.int32),
     "width": np.zeros(3, np.uint64),
   }
+  # As many clients as a committee has members.
+  others = {who: np.zeros(3, np.uint32) for who in range(1, 6)}
   for vector in odd.values():
     with pytest.raises(UserError, match=r"vectors\[9\]: must be 3 entries of uint32"):
-      protocol.sum({1: np.zeros(3, np.uint32), 9: vector})
+      protocol.sum(others | {9: vector})
   with pytest.raises(UserError, match="client=-1: must be"):
     protocol.sum({-1: odd["shape"], 2: odd["shape"]})
   with pytest.raises(UserError, match="must name clients of the sum"):
