@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import math
-import pathlib
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from dp_accounting import NoOpDpEvent
 
@@ -25,16 +22,16 @@ from dpjax import data as data_lib
 from dpjax.accounting import DpEvent
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import (
   SynthesisConfig,
   WassersteinGan,
   check,
 )
-from dpjax.experiments.run import guarantee, sizes
+from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
+from dpjax.experiments.run import guarantee
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
-from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
+from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.finite import fine_step
@@ -43,10 +40,8 @@ from dpjax.validate import UserError
 
 # Updates of a step, compiled as one program.
 _AT_ONCE = 50
-# Of the public key: the keys of updates, of samples and of first parameters never meet.
+# Of the public key, beside those of `sampled_run`.
 _UPDATES = 1
-_SAMPLES = 2
-_PARAMETERS = 3
 
 
 def digest(config: SynthesisConfig) -> bytes:
@@ -151,14 +146,11 @@ def _words(config: SynthesisConfig, mechanism: ClassSums) -> str:
   return text
 
 
-class _Run:
+class _Run(SampledRun):
   """The parts of one run, each built when it is first asked for."""
 
   def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
-    self.config = config
-    self.train = train
-    self.test = test
-    self.random = random
+    super().__init__(config, train, test, random)
     self.embedding: Embedding = config.embedding(train.x.shape[1:])
     self.mechanism = config.mechanism(train.num_classes)
     self.synthesis = Synthesis(
@@ -174,19 +166,11 @@ class _Run:
     self.at_once = math.gcd(config.num_steps, _AT_ONCE)
     self._sums: np.ndarray | None = None
     self._targets: Any = None
-    self._samples: tuple[bytes, Any] = (b"", None)
-    self._scored: tuple[Any, Scores] = (None, {})
 
   @property
   def num_steps(self) -> int:
     """Returns the release and the steps of the generator."""
     return 1 + self.config.num_steps // self.at_once
-
-  @functools.cached_property
-  def present(self) -> Any:
-    """Returns the private data without empty records."""
-    train = self.train
-    return train if train.present is None else train.subset(train.present)
 
   @functools.cached_property
   def updates(self) -> Any:
@@ -195,7 +179,7 @@ class _Run:
 
   def init(self) -> dict[str, Any]:
     """Returns the state before the release."""
-    params = self.synthesis.init(jax.random.fold_in(self.random.init, _PARAMETERS))
+    params = self.synthesis.init(self.first_key())
     return {
       "sums": np.zeros((self.train.num_classes, self.embedding.width)),
       "params": params,
@@ -225,56 +209,23 @@ class _Run:
       self._targets = self.embedding.targets(sums, self.mechanism.std)
     return self._targets
 
-  def samples(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (images [n, H, W, C], labels [n]), equally many of each class that has records."""
-    # The last row, the result and the files all ask for those of the last state.
-    leaves = jax.tree.leaves((state["sums"], state["params"]))
-    name = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).digest()
-    if self._samples[0] != name:
-      self._samples = (name, self._drawn(state))
-    return self._samples[1]
+  def decided_by(self, state: dict[str, Any]) -> Any:
+    """Returns the arrays of a state that its samples follow from."""
+    return state["sums"], state["params"]
 
-  def _drawn(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+  def drawn(self, state: dict[str, Any]) -> Samples:
+    """Draws samples of each class that has records."""
     present = np.flatnonzero(self.targets(state).present)
     if not len(present):
       shape = (0, *self.embedding.shape)
       return np.zeros(shape, np.float32), np.zeros(0, np.int32)
-    labels = np.resize(present, self.config.num_samples).astype(np.int32)
-    key = jax.random.fold_in(self.random.init, _SAMPLES)
-    parts = []
-    for start in range(0, len(labels), 1000):
-      part = labels[start : start + 1000]
-      drawn = self.synthesis.images(
-        state["params"], jax.random.fold_in(key, start), jnp.asarray(part)
-      )
-      parts.append(np.asarray(drawn))
-    return np.concatenate(parts), labels
-
-  def scores(self, state: dict[str, Any]) -> Scores:
-    """Returns the accuracy of classifiers that saw samples alone, on the test set."""
-    images, labels = self.samples(state)
-    if self._scored[0] is not images:
-      scored = sample_scores.downstream(images, labels, self.test.x, self.test.y)
-      self._scored = (images, scored)
-    return self._scored[1]
-
-  def write(self, folder: pathlib.Path, state: dict[str, Any]) -> None:
-    """Writes the samples."""
-    images, labels = self.samples(state)
-    sample_scores.write(folder, images, labels)
+    draw = functools.partial(self.synthesis.images, state["params"])
+    return self.drawn_of_classes(present, draw)
 
   def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
     """Returns what only the end tells."""
-    targets = self.targets(state)
-    described: dict[str, Any] = {
-      "noisy_counts": [round(float(count), 1) for count in targets.counts],
-      "num_samples": self.config.num_samples,
-    }
-    if self.config.attack:
-      images, _ = self.samples(state)
-      leak = sample_scores.attacked(images, self.present.x, self.test.x)
-      described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
-    return described
+    counts = [round(float(count), 1) for count in self.targets(state).counts]
+    return {"noisy_counts": counts} | super().describe(state, facts, rows)
 
   def draws(self, start: int) -> Iterator[int]:
     """Yields the numbers of the steps that are left."""
@@ -283,9 +234,6 @@ class _Run:
   def phase(self) -> Phase:
     """Returns the run as a training."""
     config = self.config
-    num_records = sizes.stated(
-      len(self.train), self.train.nominal_size, relation=config.neighboring_relation
-    )
     blocks = max(1, config.eval_every // self.at_once)
     return Phase(
       num_steps=self.num_steps,
@@ -295,7 +243,7 @@ class _Run:
       released=lambda state: {"sums": state["sums"], "generator": state["params"]},
       evaluate=self.scores,
       write=self.write,
-      guarantee=promised(config, self.mechanism, num_records),
+      guarantee=promised(config, self.mechanism, self.stated_size),
       row_at=lambda step: every(blocks, step, self.num_steps),
       steps_are="steps: a release, then updates",
       planned=lambda: {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+import functools
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -14,21 +14,17 @@ import optax
 from flax import linen as nn
 
 from dpjax import training
-from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
+from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
 from dpjax.experiments.run import guarantee
-from dpjax.experiments.run.job import Phase, Scores, every
+from dpjax.experiments.run.job import Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import Plan
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-# Of the public key: the keys of steps, of samples and of first parameters never meet.
+# Of the public key, beside those of `sampled_run`.
 _STEPS = 1
-_SAMPLES = 2
-_PARAMETERS = 3
-# Samples that are drawn at once.
-_AT_ONCE = 1000
 # Classes stand beside pixels with this weight, so that the critic sees them.
 _CLASS_WEIGHT = 2.0
 
@@ -62,18 +58,13 @@ class ImageGenerator(nn.Module):
     return nn.sigmoid(pixels).reshape(*y.shape, *self.shape)
 
 
-class CriticRun:
+class CriticRun(SampledRun):
   """The parts of one run."""
 
   def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
     method = config.method
     assert isinstance(method, WassersteinGan)
-    self.config = config
-    self.train = train
-    # The private data without empty records.
-    self.present = train if train.present is None else train.subset(train.present)
-    self.test = test
-    self.random = random
+    super().__init__(config, train, test, random)
     self.plan = Plan.for_data(
       train,
       batch_size=method.batch_size,
@@ -103,7 +94,6 @@ class CriticRun:
       public_key=jax.random.fold_in(random.init, _STEPS),
       critic_steps=method.critic_steps,
     )
-    self._scored: tuple[Any, Scores] = (None, {})
 
   def draw(self, params: Any, key: Array, y: Array) -> Array:
     """Returns one image of each class in `y`."""
@@ -134,8 +124,7 @@ class CriticRun:
 
   def init(self) -> Any:
     """Returns the state before the first step."""
-    key = jax.random.fold_in(self.random.init, _PARAMETERS)
-    critic_key, generator_key = jax.random.split(key)
+    critic_key, generator_key = jax.random.split(self.first_key())
     y = jnp.zeros(1, jnp.int32)
     latents = jnp.zeros((1, self.config.num_latents))
     return self.both.init(
@@ -147,46 +136,22 @@ class CriticRun:
     """Yields the batches of the steps that are left."""
     yield from self.plan.batches(self.present, rng=self.random.sampler, start=start)
 
-  def samples(self, state: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (images [n, H, W, C], labels [n]), equally many of each class."""
-    classes = np.arange(self.train.num_classes)
-    labels = np.resize(classes, self.config.num_samples).astype(np.int32)
-    key = jax.random.fold_in(self.random.init, _SAMPLES)
-    parts = []
-    for start in range(0, len(labels), _AT_ONCE):
-      part = jnp.asarray(labels[start : start + _AT_ONCE])
-      drawn = self.draw(state.generator, jax.random.fold_in(key, start), part)
-      parts.append(np.asarray(drawn))
-    return np.concatenate(parts), labels
+  def decided_by(self, state: Any) -> Any:
+    """Returns the arrays of a state that its samples follow from."""
+    return state.generator
 
-  def scores(self, state: Any) -> Scores:
-    """Returns the accuracy of classifiers that saw samples alone, on the test set."""
-    step = int(state.critic.step)
-    # The last row and the result both ask for those of the last state.
-    if self._scored[0] != step:
-      images, labels = self.samples(state)
-      found = sample_scores.downstream(images, labels, self.test.x, self.test.y)
-      self._scored = (step, found)
-    return self._scored[1]
-
-  def write(self, folder: pathlib.Path, state: Any) -> None:
-    """Writes the samples."""
-    images, labels = self.samples(state)
-    sample_scores.write(folder, images, labels)
-
-  def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
-    """Returns what only the end tells."""
-    described: dict[str, Any] = {"num_samples": self.config.num_samples}
-    if self.config.attack:
-      images, _ = self.samples(state)
-      leak = sample_scores.attacked(images, self.present.x, self.test.x)
-      described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
-    return described
+  def drawn(self, state: Any) -> Samples:
+    """Draws samples of all classes."""
+    draw = functools.partial(self.draw, state.generator)
+    return self.drawn_of_classes(np.arange(self.train.num_classes), draw)
 
   def phase(self) -> Phase:
     """Returns the run as a training."""
     config = self.config
     plan = self.plan
+    # `Plan.for_data` has refused a number that is a secret and that nobody declared.
+    num_records = self.stated_size
+    assert num_records is not None
     step = jax.jit(self.both.step, donate_argnums=0)
     note = (
       "Only the critic reads records, and each of its steps is accounted. The generator reads the "
@@ -204,7 +169,7 @@ class CriticRun:
       evaluate=self.scores,
       write=self.write,
       guarantee=guarantee.noted(
-        guarantee.of_plan(plan, self._public_size(), budget=config.epsilon_budget),
+        guarantee.of_plan(plan, num_records, budget=config.epsilon_budget),
         textwrap.fill(note, width=92, break_on_hyphens=False),
       ),
       row_at=lambda step: every(config.eval_every, step, plan.num_steps),
@@ -220,10 +185,3 @@ class CriticRun:
       },
       describe=self.describe,
     )
-
-  def _public_size(self) -> int:
-    """Returns the number of records that the guarantee names."""
-    # `Plan.for_data` has refused add_or_remove_one without a declared number.
-    declared = self.train.nominal_size
-    hidden = self.config.neighboring_relation == "add_or_remove_one"
-    return int(declared) if hidden else len(self.train)

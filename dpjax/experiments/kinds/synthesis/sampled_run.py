@@ -1,0 +1,119 @@
+"""What every run of private synthesis does with the generator that it has."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.experiments.kinds.synthesis import sample_scores
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
+from dpjax.experiments.run import sizes
+from dpjax.experiments.run.job import Scores
+from dpjax.experiments.run.run_keys import RunKeys
+
+# Of the public key: the keys of samples and of first parameters never meet those of steps, 1.
+SAMPLES = 2
+PARAMETERS = 3
+# Samples that are drawn at once.
+_AT_ONCE = 1000
+
+Samples = tuple[np.ndarray, np.ndarray]
+
+
+class SampledRun:
+  """Samples of a generator: drawn, scored, attacked and written.
+
+  A run's own class says by `decided_by` what its samples follow from, and draws them in `drawn`.
+  """
+
+  def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
+    self.config = config
+    self.train = train
+    self.test = test
+    self.random = random
+    self._samples: tuple[bytes, Samples | None] = (b"", None)
+    self._scored: tuple[Any, Scores] = (None, {})
+
+  def decided_by(self, state: Any) -> Any:
+    """Returns the arrays of a state that its samples follow from."""
+    raise NotImplementedError
+
+  def drawn(self, state: Any) -> Samples:
+    """Draws (images [n, H, W, C], labels [n])."""
+    raise NotImplementedError
+
+  @functools.cached_property
+  def present(self) -> Any:
+    """Returns the private data without empty records."""
+    train = self.train
+    return train if train.present is None else train.subset(train.present)
+
+  @property
+  def stated_size(self) -> int | None:
+    """Returns the number of records that the guarantee may name; None: it is a secret."""
+    return sizes.stated(
+      len(self.train), self.train.nominal_size, relation=self.config.neighboring_relation
+    )
+
+  def first_key(self) -> jax.Array:
+    """Returns the public key of the first parameters."""
+    return jax.random.fold_in(self.random.init, PARAMETERS)
+
+  def drawn_of_classes(
+    self, classes: np.ndarray, draw: Callable[[jax.Array, jax.Array], Any]
+  ) -> Samples:
+    """Draws equally many samples of each class, some at a time.
+
+    Args:
+      draw: (key, labels [b]) -> images [b, H, W, C].
+    """
+    labels = np.resize(classes, self.config.num_samples).astype(np.int32)
+    key = jax.random.fold_in(self.random.init, SAMPLES)
+    parts = [
+      np.asarray(
+        draw(jax.random.fold_in(key, start), jnp.asarray(labels[start : start + _AT_ONCE]))
+      )
+      for start in range(0, len(labels), _AT_ONCE)
+    ]
+    return np.concatenate(parts), labels
+
+  def samples(self, state: Any) -> Samples:
+    """Returns (images [n, H, W, C], labels [n])."""
+    # The last row, the result and the files all ask for those of the last state.
+    leaves = jax.tree.leaves(self.decided_by(state))
+    name = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).digest()
+    known, samples = self._samples
+    if samples is None or known != name:
+      samples = self.drawn(state)
+      self._samples = (name, samples)
+    return samples
+
+  def scores(self, state: Any) -> Scores:
+    """Returns the accuracy of classifiers that saw samples alone, on the test set."""
+    images, labels = self.samples(state)
+    if self._scored[0] is not images:
+      scored = sample_scores.downstream(images, labels, self.test.x, self.test.y)
+      self._scored = (images, scored)
+    return self._scored[1]
+
+  def write(self, folder: pathlib.Path, state: Any) -> None:
+    """Writes the samples."""
+    images, labels = self.samples(state)
+    sample_scores.write(folder, images, labels)
+
+  def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
+    """Returns what only the end tells."""
+    del facts, rows
+    described: dict[str, Any] = {"num_samples": self.config.num_samples}
+    if self.config.attack:
+      images, _ = self.samples(state)
+      leak = sample_scores.attacked(images, self.present.x, self.test.x)
+      described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
+    return described
