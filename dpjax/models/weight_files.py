@@ -68,7 +68,13 @@ def read(
       BF16; the library is not installed.
   """
   label = f"path={os.fspath(path)!r}"
-  data = content_of(path, label)
+  return tensors(content_of(path, label), label, bare, passed_over)
+
+
+def tensors(
+  data: bytes, label: str, bare: Callable[[str], str], passed_over: re.Pattern[str]
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """Returns what `read` returns, of the bytes of a file; `label`: how an error begins."""
   reader = library()
   try:
     entries = reader.deserialize(data)

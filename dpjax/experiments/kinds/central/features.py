@@ -24,13 +24,6 @@ from dpjax.data import rows
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.validate import UserError
 
-_OF_TEXTS = (
-  ".txt",
-  ".csv",
-  ".tsv",
-  ".parquet",
-)  # files whose declaration may name a tokenizer
-
 
 def check_images(dataset: data.Dataset, needed_by: str) -> None:
   """Raises UserError for examples that are no images."""
@@ -78,7 +71,8 @@ def tokenizer_facts(config: Any) -> dict[str, Any] | None:
 
 def _tokens(config: Any) -> Any:
   """Returns the module `public_tokenizers` for data that may have a tokenizer; else None."""
-  if not config.data.name.endswith(_OF_TEXTS):
+  # The declaration of the data names it.
+  if not data.takes_declaration(config.data.name):
     return None
   return importlib.import_module("dpjax.experiments.kinds.central.public_tokenizers")
 

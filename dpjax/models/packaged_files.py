@@ -1,0 +1,55 @@
+"""Files of weights that an installed package carries: known by SHA-256, never imported."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import pathlib
+
+from dpjax.validate import UserError
+
+
+def read(
+  package: str,
+  place: str,
+  sha256: str,
+  *,
+  network: str,
+  absent: str,
+  what: str,
+  remedy: str,
+) -> bytes:
+  """Reads a file of a package whose code is not run.
+
+  Args:
+    package: its name to import.
+    place: of the file, in the package's folder.
+    sha256: of the known file.
+    network: whose file it is, for messages.
+    absent: the message where the package is not installed.
+    what: the file in words, such as "the known weights".
+    remedy: what to do where it is another one.
+
+  Raises:
+    UserError: no such package or file, or another file.
+  """
+  # Finding the package runs none of its code.
+  spec = importlib.util.find_spec(package)
+  if spec is None or spec.origin is None:
+    raise UserError(absent, field="features", value=network)
+  path = pathlib.Path(spec.origin).parent / place
+  try:
+    content = path.read_bytes()
+  except OSError as error:
+    raise UserError(
+      f"cannot be read ({error.strerror})", field="features", value=str(path)
+    ) from error
+  # Of the bytes that are used, so that nothing can come between.
+  seen = hashlib.sha256(content).hexdigest()
+  if seen != sha256:
+    raise UserError(
+      f"must be {what}, of SHA-256 {sha256[:16]}..., not {seen[:16]}...; {remedy}",
+      field="features",
+      value=str(path),
+    )
+  return content
