@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from dpjax import validate
@@ -18,7 +17,7 @@ from dpjax.accounting.event_kinds.kind import (
 )
 from dpjax.accounting.overflow import with_aborts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
-from dpjax.accounting.text import lower, upper
+from dpjax.accounting.text import lower, paragraph, upper
 from dpjax.validate import UserError
 
 EPSILON_KINDS = {
@@ -131,13 +130,11 @@ def privacy_statement(
   ]
   warning = delta_warning(delta, num_examples) if num_examples else None
   words += [f"WARNING: {warning}."] if warning else []
-  paragraph = "\n".join(
-    textwrap.fill(sentence, width=92, break_on_hyphens=False) for sentence in words
-  )
+  broken = "\n".join(paragraph(sentence) for sentence in words)
   width = max(12, *(len(name) + 2 for name in rows))
   lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
   heading = f"{'accountant':<{width}}epsilon"
-  return "\n".join(["Privacy statement", "", paragraph, "", heading, *lines])
+  return "\n".join(["Privacy statement", "", broken, "", heading, *lines])
 
 
 def _attackers(

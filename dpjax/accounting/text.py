@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import decimal
 import math
+import textwrap
 
 # Words that mark a name as a lower bound.
 _LOWER = ("audited", "lower")
@@ -58,6 +59,15 @@ def is_promised(name: str) -> bool:
   (True, False)
   """
   return any(word in name for word in _PROMISED)
+
+
+def paragraph(words: str) -> str:
+  """Returns one paragraph of a privacy statement, broken into lines of at most 92 letters.
+
+  >>> [len(line) for line in paragraph("word " * 40).splitlines()]
+  [89, 89, 19]
+  """
+  return textwrap.fill(words, width=92, break_on_hyphens=False)
 
 
 def _rounded(value: float, digits: int, decimals: int | None, rounding: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -25,6 +24,7 @@ from dpjax.accounting import (
 )
 from dpjax.accounting.event_kinds.kind import is_user_defined, kind_of
 from dpjax.accounting.proved import ADD
+from dpjax.accounting.text import paragraph
 from dpjax.experiments.run import writers
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -351,11 +351,9 @@ def asked(attack: accounting.AttackBound | None, delta: float) -> str:
   """
   if attack is None:
     return ""
-  return textwrap.fill(
+  return paragraph(
     f"The noise was calibrated so that {attack.words(delta)}, by the accounting below and under "
-    "its assumptions.",
-    width=92,
-    break_on_hyphens=False,
+    "its assumptions."
   )
 
 
@@ -365,7 +363,7 @@ def released(plan: Plan) -> str:
   # The grid must be fine relative to the least noise of any step.
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
   step = noise.source.grid_step(least * plan.l2_bound)
-  return textwrap.fill(
+  return paragraph(
     "Release mode. The noise key has 256 bits of the operating system's entropy and is "
     "stretched by ChaCha20; it is kept in the checkpoints only: delete them, or keep them "
     "as secret as the data. Batches are drawn by NumPy's Philox from a 256-bit seed of the "
@@ -376,9 +374,7 @@ def released(plan: Plan) -> str:
     "diagnostics were switched off. How long anything took follows the private sizes of "
     "batches and cohorts and is not covered: no file of the run says it (there are no "
     "TensorBoard events), but the files' own times and progress on a terminal do, so release "
-    "neither of these.",
-    width=92,
-    break_on_hyphens=False,
+    "neither of these."
   )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from flax import traverse_util
 
 from dpjax import data, names, trees
+from dpjax.accounting.text import paragraph
 from dpjax.experiments.run import run_keys, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -243,4 +243,4 @@ def statement(path: str | None, known: list[str]) -> str:
       "they follow from; that there are none is assumed, not checked."
     )
   text = f"First parameters. The run begins from {path}, which was trained on {what}"
-  return textwrap.fill(text, width=92, break_on_hyphens=False)
+  return paragraph(text)

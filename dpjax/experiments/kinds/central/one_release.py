@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 import re
-import textwrap
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import data, gradients, mechanisms, metrics, sampling, validate
+from dpjax.accounting.text import paragraph
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.unread import Unused, needs
@@ -241,7 +241,7 @@ def promised(
 ) -> Guarantee:
   """Returns the guarantee of the run, and in words what was released."""
   asked = guarantee.asked(attack_of(config.privacy), plan.delta)
-  words = [asked, textwrap.fill(releasing.statement(), 92, break_on_hyphens=False)]
+  words = [asked, paragraph(releasing.statement())]
   if config.release:
     # The sums of a release have their own grid, finer than that of a step.
     fine = min(finite.fine_step(std) for std in releasing.stds)
@@ -249,7 +249,7 @@ def promised(
     text = " ".join(guarantee.released(plan).split())
     text, count = re.subn(r"is rounded to the grid of multiples of \S+", grid, text)
     assert count == 1
-    words.append(textwrap.fill(text, 92, break_on_hyphens=False))
+    words.append(paragraph(text))
   noted = guarantee.noted(
     guarantee.of_plan(
       plan, plan.sampler.padded_batch_size - 1, budget=config.privacy.epsilon_budget

@@ -7,13 +7,13 @@ record of the run may be among those data.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from dpjax import data, models
+from dpjax.accounting.text import paragraph
 from dpjax.data import text
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.config import ModelConfig
@@ -81,7 +81,7 @@ def noted(
     "that there are none is assumed, not checked."
   )
   assumed = f"no record of this run is known to {network}, which was trained on {data_sets}"
-  wrapped = textwrap.fill(note, width=92, break_on_hyphens=False)
+  wrapped = paragraph(note)
   return guarantee.noted(promised, wrapped, assumed)
 
 

@@ -6,12 +6,12 @@ guarantee is a claim, as it is of a run that begins from public weights (`saved.
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import numpy as np
 
 from dpjax import data
+from dpjax.accounting.text import paragraph
 from dpjax.data import registry, tables, text_files, tokenizer_files
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.run import guarantee
@@ -67,5 +67,5 @@ def noted(promised: guarantee.Guarantee, config: DataConfig) -> guarantee.Guaran
     "from; that none of this run's records are among them is assumed, not checked."
   )
   assumed = f"the tokenizer {tokenizer.path} was learnt from no record of this run"
-  wrapped = textwrap.fill(note, width=92, break_on_hyphens=False)
+  wrapped = paragraph(note)
   return guarantee.noted(promised, wrapped, assumed)

@@ -3,13 +3,13 @@ sum."""
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import jax
 import numpy as np
 
 from dpjax import accounting, secure
+from dpjax.accounting.text import paragraph
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.federated.config import (
@@ -172,11 +172,7 @@ def guarantee(
       _WHOM.format(least=least, cohort=cohort),
       _RELEASE if config.release else "",
     ]
-    filled = (
-      textwrap.fill(paragraph, width=92, break_on_hyphens=False)
-      for paragraph in paragraphs
-      if paragraph
-    )
+    filled = (paragraph(words) for words in paragraphs if words)
     return "\n\n".join([*filled, text])
 
   return Guarantee(

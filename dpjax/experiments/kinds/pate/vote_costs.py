@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from dpjax import accounting
 from dpjax.accounting import votes
 from dpjax.accounting.event_kinds.kind import ORDERS
+from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.guarantee import Guarantee
@@ -120,7 +120,7 @@ def _words(config: PateConfig) -> str:
       f"counts are rounded to multiples of {step:g}. Votes and checkpoints stay as secret as "
       "the data."
     )
-  return textwrap.fill(text, width=92, break_on_hyphens=False)
+  return paragraph(text)
 
 
 def of_votes(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from dp_accounting import NoOpDpEvent
 
 from dpjax import data as data_lib
 from dpjax.accounting import DpEvent
+from dpjax.accounting.text import paragraph
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.synthesis.config import (
@@ -118,7 +118,7 @@ def promised(
     release=config.release,
   )
   nothing: DpEvent = NoOpDpEvent()
-  note = textwrap.fill(_words(config, mechanism), width=92, break_on_hyphens=False)
+  note = paragraph(_words(config, mechanism))
   return guarantee.noted(
     dataclasses.replace(
       whole,

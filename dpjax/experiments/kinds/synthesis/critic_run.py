@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import optax
 from flax import linen as nn
 
 from dpjax import training
+from dpjax.accounting.text import paragraph
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
 from dpjax.experiments.run import guarantee
@@ -170,7 +170,7 @@ class CriticRun(SampledRun):
       write=self.write,
       guarantee=guarantee.noted(
         guarantee.of_plan(plan, num_records, budget=config.epsilon_budget),
-        textwrap.fill(note, width=92, break_on_hyphens=False),
+        paragraph(note),
       ),
       row_at=lambda step: every(config.eval_every, step, plan.num_steps),
       steps_are="steps of the critic",
