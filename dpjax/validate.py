@@ -16,6 +16,8 @@ from typing import Any, Self
 # is cut.
 _LONGEST_WORD = 160
 _LONGEST = 300
+# Letters of another library's error that are shown.
+_LONGEST_REASON = 160
 # Letters of a list of choices in an error.
 _MOST_LETTERS = 200
 _WORD = re.compile(rf"[^\s=]{{{_LONGEST_WORD + 1},}}|={{{_LONGEST_WORD + 1},}}")
@@ -130,6 +132,27 @@ def _shown(value: Any) -> str:
   if isinstance(value, Verbatim):
     return str(value)
   return repr(value) if isinstance(value, str | bytes) else str(value)
+
+
+def first_line(error: BaseException, with_type: bool = False) -> str:
+  """Returns the first line of another library's error, at most 160 letters of it.
+
+  Args:
+    error: any exception. One without text is shown as its type.
+    with_type: whether the type stands in front of the text. A KeyError's text, for example,
+      is a name alone.
+
+  >>> first_line(OSError("no such host\\nat line 3"))
+  'no such host'
+  >>> first_line(KeyError("ledger"), with_type=True), first_line(KeyError(), with_type=True)
+  ("KeyError: 'ledger'", 'KeyError')
+  """
+  kind = type(error).__name__
+  lines = str(error).strip().splitlines()
+  if not lines:
+    return kind
+  text = lines[0][:_LONGEST_REASON]
+  return f"{kind}: {text}" if with_type else text
 
 
 def _cut(text: str, most: int = 0) -> str:

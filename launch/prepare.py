@@ -34,7 +34,7 @@ from absl import flags
 from dpjax import optional
 from dpjax.data import prepared, tff
 from dpjax.data.published import is_embedded
-from dpjax.validate import UserError
+from dpjax.validate import UserError, first_line
 from launch import app
 
 _PROBE_SECONDS = 20
@@ -70,7 +70,7 @@ def _require_network(builder: Any) -> None:
     try:
       requests.get(url, stream=True, timeout=_PROBE_SECONDS).close()
     except (requests.ConnectionError, requests.Timeout) as error:
-      raise OSError(f"cannot download {url}: {prepared.first_line(error)}") from error
+      raise OSError(f"cannot download {url}: {first_line(error)}") from error
     except requests.RequestException:
       # Not a web address, or refused: TFDS may still be able to fetch it.
       pass
@@ -86,7 +86,7 @@ def _write(name: str, root: pathlib.Path) -> None:
     builder.download_and_prepare()
   # TFDS raises many types, mostly with long messages.
   except Exception as error:
-    reason = f"{type(error).__name__}: {prepared.first_line(error)}"
+    reason = first_line(error, with_type=True)
     raise OSError(f"could not prepare {name!r} in {root}: {reason}") from error
 
 
@@ -125,7 +125,7 @@ def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
       shutil.copyfileobj(whole, out, 2**20)
   except (OSError, EOFError, lzma.LZMAError) as error:
     unfinished.unlink(missing_ok=True)
-    reason = f"{type(error).__name__}: {prepared.first_line(error)}"
+    reason = first_line(error, with_type=True)
     raise OSError(f"could not fetch {url}: {reason}") from error
   # Renamed when it is complete, so that nobody reads a part of it.
   return unfinished.replace(path)

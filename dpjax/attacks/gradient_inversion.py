@@ -449,7 +449,7 @@ def _message_shapes(view: View, guessed: Example) -> Any:
     raise
   # A model may raise an error of any type.
   except Exception as error:
-    reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    reason = validate.first_line(error, with_type=True)
     raise UserError(
       f"the view takes no examples of that shape ({reason})",
       field="shape",

@@ -18,7 +18,6 @@ from dpjax.types import Example, HostArray
 from dpjax.validate import UserError
 
 # Characters of another library's message.
-_SHOWN = 160
 
 
 def _check_columns(x: Columns) -> None:
@@ -234,12 +233,6 @@ class Dataset:
     return dataclasses.replace(self, x=x, y=y, num_classes=by.num_classes)
 
 
-def first_line(error: Exception) -> str:
-  """The first line of another library's error, or its type where it is empty."""
-  lines = str(error).strip().splitlines()
-  return lines[0][:_SHOWN] if lines else type(error).__name__
-
-
 def _as_array(value: Any, name: str) -> np.ndarray:
   if np.ma.is_masked(value):
     raise UserError(
@@ -250,7 +243,7 @@ def _as_array(value: Any, name: str) -> np.ndarray:
   # NumPy raises it for ragged nested lists, for example, and JAX a TypeError for keys.
   except (ValueError, TypeError) as error:
     raise UserError(
-      f"is not a rectangular array ({first_line(error)})", field=name
+      f"is not a rectangular array ({validate.first_line(error)})", field=name
     ) from error
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from dpjax import optional, validate
 from dpjax.data import table_declaration, tables
-from dpjax.data.dataset import Dataset, first_line, from_arrays, in_files
+from dpjax.data.dataset import Dataset, from_arrays, in_files
 from dpjax.data.rows import stay_in_files
 from dpjax.validate import UserError, Verbatim
 
@@ -235,4 +235,6 @@ def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
     raise
   # Pillow raises these and SyntaxError for damaged files.
   except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-    raise UserError(f"{name}: is no readable image ({first_line(error)})") from error
+    raise UserError(
+      f"{name}: is no readable image ({validate.first_line(error)})"
+    ) from error

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax.data import natural, text
-from dpjax.data.dataset import first_line, from_arrays
+from dpjax.data.dataset import from_arrays
 from dpjax.data.federation import Federation
 from dpjax.data.npz import UNDECLARED
 from dpjax.data.registry import user_path
-from dpjax.validate import UserError, integer_at_least, no_pipe
+from dpjax.validate import UserError, first_line, integer_at_least, no_pipe
 
 PREPARE = "write it with ./preprocess.sh of a data set of github.com/TalwalkarLab/leaf"
 # Place of the text in a row of Sent140: id, date, query, user, text.
@@ -144,7 +144,8 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
   except UserError as error:
     raise error.at(f"{path.parent.name}/{path.name}") from error
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-    why = f"{type(error).__name__}: {first_line(error):.80}"
+    # Shorter than elsewhere: the folder and what to do stand on this line, too.
+    why = f"{first_line(error, with_type=True):.90}"
     raise UserError(
       f"is no file of LEAF ({why}); {PREPARE}", field=f"{path.parent.name}/{path.name}"
     ) from error

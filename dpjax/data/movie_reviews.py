@@ -21,10 +21,10 @@ import zipfile
 import numpy as np
 
 from dpjax.data import text
-from dpjax.data.dataset import Dataset, first_line, from_arrays
+from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.data.prepared import data_root
 from dpjax.data.published import PUBLISHED
-from dpjax.validate import UserError, no_pipe
+from dpjax.validate import UserError, first_line, no_pipe
 
 INSTALL = "pip download --no-deps --no-binary :all: --dest DIR vaderSentiment==0.5"
 LENGTH = 256  # bytes of a sentence; one in 4,000 is longer

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.data.dataset import Dataset, first_line, from_arrays, in_files
+from dpjax.data.dataset import Dataset, from_arrays, in_files
 from dpjax.data.rows import File, stay_in_files
-from dpjax.validate import UserError, Verbatim, no_pipe
+from dpjax.validate import UserError, Verbatim, first_line, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 UNDECLARED = (

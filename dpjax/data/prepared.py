@@ -22,7 +22,6 @@ import numpy as np
 from dpjax import optional, validate
 from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays, in_files
-from dpjax.data.dataset import first_line as first_line
 from dpjax.data.npz import UNDECLARED
 from dpjax.data.published import PUBLISHED
 from dpjax.data.rows import stay_in_files
@@ -108,7 +107,7 @@ def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
     raise UserError(f"{error}", field="name", value=name) from error
   except Exception as error:
     raise UserError(
-      f"what lies in {root} cannot be read: {first_line(error)}; prepare it "
+      f"what lies in {root} cannot be read: {validate.first_line(error)}; prepare it "
       "again, in an empty DIR, with: "
       f"{prepare_command(name, pathlib.Path('DIR'))}",
       field="name",

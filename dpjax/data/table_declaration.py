@@ -228,7 +228,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
   except (OSError, ValueError, RecursionError) as error:
     if isinstance(error, UserError):
       raise
-    reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+    reason = validate.first_line(error)
     kind = "JSON" if path.suffix == ".json" else "TOML"
     raise UserError(f"{at}: is no {kind} ({reason})") from error
 

@@ -251,7 +251,7 @@ def _parquet(path: pathlib.Path, wanted: Any) -> Iterator[RowBlock]:
     raise UserError("there is no such file") from error
   # Arrow's own errors are of these kinds.
   except (arrow.ArrowException, OSError) as error:
-    reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+    reason = validate.first_line(error)
     raise UserError(f"is no readable Parquet file ({reason})") from error
 
 

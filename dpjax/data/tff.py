@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax.data import natural, text
-from dpjax.data.dataset import first_line, from_arrays
+from dpjax.data.dataset import from_arrays
 from dpjax.data.federation import Federation
 from dpjax.data.npz import UNDECLARED
 from dpjax.data.prepared import stored_features, stored_values
 from dpjax.data.registry import user_path
-from dpjax.validate import UserError, integer_at_least
+from dpjax.validate import UserError, first_line, integer_at_least
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 # name for `launch.prepare` -> the database; its address is URL, the file and .lzma

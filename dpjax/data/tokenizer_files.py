@@ -17,7 +17,6 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.data import text
-from dpjax.data.dataset import first_line
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[lm]'"
@@ -83,7 +82,7 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
     words = tokenizer.get_vocab(with_added_tokens=True)
   # The library, in Rust, raises plain exceptions.
   except Exception as error:
-    raise UserError(f"{at}: is no tokenizer.json ({first_line(error)})") from error
+    raise UserError(f"{at}: is no tokenizer.json ({validate.first_line(error)})") from error
   if not words:
     raise UserError(f"{at}: has no words")
   special = {

@@ -70,8 +70,9 @@ def check_callable(loss_fn: Any) -> None:
   try:
     signature.bind(None, None)
   except TypeError as error:
+    reason = validate.first_line(error, with_type=True)
     raise validate.UserError(
-      f"must take two arguments, (params, ONE example): {_first_line(error)}",
+      f"must take two arguments, (params, ONE example): {reason}",
       field="loss_fn",
     ) from None
 
@@ -147,8 +148,9 @@ def explain_failure(
         field="loss_fn",
       )
   if isinstance(error, NotImplementedError):
+    reason = validate.first_line(error, with_type=True)
     raise validate.UserError(
-      f"holds an operation that JAX cannot batch over examples ({_first_line(error)}); "
+      f"holds an operation that JAX cannot batch over examples ({reason}); "
       "write it with jnp.einsum, jnp.where or lax.scan",
       field="loss_fn",
     ) from error
@@ -175,27 +177,31 @@ def _traced(loss_fn: LossFn, params: Params, example: Any, batch: Any) -> tuple[
         "without float() or int()",
         field="loss_fn",
       ) from error
+    reason = validate.first_line(error, with_type=True)
+    # Without the type: JAX's first sentence says what is wrong.
+    sentence = validate.first_line(error).partition(". ")[0]
     # JAX has no types for the next three errors: only their text distinguishes them.
     if "unbound axis name" in str(error):
       raise validate.UserError(
-        f"{str(error).splitlines()[0].split('. ')[0]}: a collective would mix "
+        f"{sentence}: a collective would mix "
         "examples; the loss of ONE example must not see the others",
         field="loss_fn",
       ) from error
     if "no available implicit dtype promotion path" in str(error):
       raise validate.UserError(
-        f"{str(error).split('. ')[0].splitlines()[0]}: JAX has no common type for "
+        f"{sentence}: JAX has no common type for "
         "them; cast one of them, such as w.astype(jnp.float32)",
         field="loss_fn",
       ) from error
     if "not a valid JAX type" in str(error):
       raise validate.UserError(
-        f"must return a scalar for ONE example ({_first_line(error)})", field="loss_fn"
+        f"must return a scalar for ONE example ({reason})",
+        field="loss_fn",
       ) from error
     if _runs(trace, params, batch):
       raise validate.UserError(
         "fails on ONE example but runs on a batch; write it for one example. A model that "
-        f"reads batches is called on example.x[None], and [0] taken ({_first_line(error)})",
+        f"reads batches is called on example.x[None], and [0] taken ({reason})",
         field="loss_fn",
       ) from error
     raise
@@ -255,16 +261,12 @@ def _explain_library(error: Exception) -> None:
       field="loss_fn",
     ) from error
   if name == "TraceContextError":
+    reason = validate.first_line(error, with_type=True)
     raise validate.UserError(
       "changes its model in place; write it as a function of params, with "
-      f"nnx.split and nnx.merge ({_first_line(error)})",
+      f"nnx.split and nnx.merge ({reason})",
       field="loss_fn",
     ) from error
-
-
-def _first_line(error: Exception) -> str:
-  lines = str(error).splitlines() or [""]
-  return f"{type(error).__name__}: {lines[0][:100]}"
 
 
 def _runs(trace: Any, params: Params, batch: Any) -> bool:

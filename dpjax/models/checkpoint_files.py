@@ -21,7 +21,7 @@ from flax import traverse_util
 from dpjax import names, trees, weight_folders
 from dpjax.models import weight_files
 from dpjax.types import Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, first_line
 
 # Types of parameters. Others may lie beside them, such as a count of steps.
 _DTYPES = {
@@ -197,7 +197,7 @@ def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
     )
   # Of msgpack: ValueError and its kin for damage, TypeError for a key that is a table.
   except (ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
-    raise UserError(f"{label}: is no checkpoint of Flax ({_reason(error)})") from error
+    raise UserError(f"{label}: is no checkpoint of Flax ({first_line(error)})") from error
   if not isinstance(tree, dict):
     raise UserError(f"{label}: is no checkpoint of Flax (it holds no table of arrays)")
   return dict(_flat(tree, ()))
@@ -294,7 +294,7 @@ def _orbax(folder: str, label: str) -> dict[tuple[str, ...], Any]:
     tree = orbax.PyTreeCheckpointer().metadata(place.absolute()).item_metadata.tree
   # Orbax and tensorstore raise errors of many kinds for damage.
   except Exception as error:
-    raise UserError(f"{label}: is no checkpoint of Orbax ({_reason(error)})") from error
+    raise UserError(f"{label}: is no checkpoint of Orbax ({first_line(error)})") from error
   described: dict[tuple[str, ...], Any] = {}
   for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
     path = tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
@@ -331,7 +331,7 @@ def _orbax_arrays(
     flat = traverse_util.flatten_dict(tree)
     return {name: np.asarray(flat[path]) for name, path in paths.items()}
   except Exception as error:
-    raise UserError(f"{label}: cannot be read by Orbax ({_reason(error)})") from error
+    raise UserError(f"{label}: cannot be read by Orbax ({first_line(error)})") from error
 
 
 def _orbax_library(label: str) -> Any:
@@ -343,8 +343,3 @@ def _orbax_library(label: str) -> Any:
       f"{label}: needs Orbax ({error}); pip install orbax-checkpoint"
     ) from error
   return orbax
-
-
-def _reason(error: Exception) -> str:
-  lines = str(error).strip().splitlines()
-  return lines[0][:120] if lines else type(error).__name__

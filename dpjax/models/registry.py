@@ -197,7 +197,7 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
     return (entry.make or entry.module)(num_classes=num_classes, **model_options)
   # The option has a type that no field accepts.
   except (TypeError, OverflowError) as error:
-    reason = str(error).splitlines()[0]
+    reason = validate.first_line(error)
     raise UserError(
       f"not for model {name!r} ({reason})", field="options", value=model_options
     ) from error

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax.types import ArrayTree
-from dpjax.validate import UserError
+from dpjax.validate import UserError, first_line
 
 MOST_PROCESSES = 4096
 
@@ -74,8 +74,7 @@ def exchange(added: ArrayTree, gathered: ArrayTree) -> tuple[Any, Any]:
     return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole)
   # Errors of gloo and NCCL.
   except (ValueError, jax.errors.JaxRuntimeError) as error:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-    raise PeerLost(reason) from error
+    raise PeerLost(first_line(error)) from error
 
 
 def largest(number: int) -> int:

@@ -12,12 +12,11 @@ import numpy as np
 import optax
 
 from dpjax import columns, gradients, training, trees
-from dpjax.data.dataset import first_line
 from dpjax.experiments.checks.subject import BATCH, Subject
 from dpjax.experiments.checks.table import CheckTable, checks
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, Array, Indexed, LossFn, Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, first_line
 
 
 class _Rows:
@@ -214,7 +213,7 @@ def _try(subject: Subject) -> None:
   except UserError:
     raise
   except Exception as error:
-    reason = f"{type(error).__name__}: {first_line(error)[:160]}"
+    reason = first_line(error, with_type=True)
     raise UserError(
       f"fails on one example of these data ({reason})", field="loss_fn"
     ) from error

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpjax import data, gradients
-from dpjax.data.dataset import first_line
 from dpjax.experiments.checks import (
   batches,
   before_steps,
@@ -34,7 +33,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import run_keys
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import LossFn
-from dpjax.validate import UserError
+from dpjax.validate import UserError, first_line
 
 
 def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subject:
@@ -107,7 +106,7 @@ def checks(checked: Subject) -> Iterator[Row]:
         yield check(checked)
       except Exception as error:
         # The run's own code raised this, on inputs that training may meet.
-        reason = f"ended in {type(error).__name__}: {first_line(error)[:200]}"
+        reason = f"ended in {first_line(error, with_type=True)}"
         yield Row(check.__name__.replace("_", " "), False, math.inf, 0.0, reason)
 
 

@@ -33,7 +33,7 @@ from dpjax import files, trees
 from dpjax import parallel as processes
 from dpjax.experiments.run import writers
 from dpjax.types import ArrayTree
-from dpjax.validate import UserError
+from dpjax.validate import UserError, first_line
 
 FOLDER = "checkpoints"
 _ROWS = "clients"
@@ -266,8 +266,7 @@ class Checkpoints:
       restored = self._orbax.restore(step, args=args)
     # Orbax and tensorstore raise many types for a broken file.
     except Exception as error:
-      reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-      raise self._unreadable(reason) from error
+      raise self._unreadable(first_line(error)) from error
     arrays_read = restored.state if _tree(like) is like else restored.state[_ALONE]
     # `_filled` put a value into each empty array, since the library cannot store those.
     arrays = jax.tree.map(

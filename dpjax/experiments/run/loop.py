@@ -51,7 +51,7 @@ from dpjax.experiments.run.job import every as every
 from dpjax.experiments.run.job import single as single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Config
-from dpjax.validate import UserError, Verbatim
+from dpjax.validate import UserError, Verbatim, first_line
 
 if TYPE_CHECKING:
   from dpjax.experiments.run import row_hooks
@@ -449,7 +449,7 @@ class Running:
       self.trainer.before = max(self.trainer.before, float(meta["seconds"]))
       self.rows = meta.get("rows")
     except (KeyError, TypeError, ValueError) as error:
-      reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+      reason = first_line(error, with_type=True)
       raise UserError(
         f"what it remembers is damaged ({reason}); remove it to go on from an "
         "earlier step, nothing was changed",

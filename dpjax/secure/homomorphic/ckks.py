@@ -152,8 +152,7 @@ def _one_line() -> Iterator[None]:
   except UserError:
     raise
   except (ValueError, RuntimeError, TypeError, IndexError) as error:
-    reason = str(error).partition("\n")[0]
-    raise UserError(f"{reason}", field="ckks") from error
+    raise UserError(validate.first_line(error), field="ckks") from error
 
 
 def _dumps(held: Any) -> bytes:

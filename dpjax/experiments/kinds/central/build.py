@@ -28,7 +28,6 @@ from dpjax import (
 from dpjax import (
   parallel as processes,
 )
-from dpjax.data.dataset import first_line
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
@@ -67,7 +66,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries import linen_modules
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, first_line
 
 if TYPE_CHECKING:
   from dpjax.parallel.made_for import StepProgram
@@ -302,10 +301,10 @@ def init_params(
   except UserError:
     raise
   except Exception as error:
-    reason = first_line(error)
+    reason = first_line(error, with_type=True)
     raise UserError(
       f"model.name={config.name!r} cannot be built with them on examples of shape "
-      f"{jnp.shape(first)[1:]} ({type(error).__name__}: {reason})",
+      f"{jnp.shape(first)[1:]} ({reason})",
       field="model.options",
       value=config.options,
     ) from error
