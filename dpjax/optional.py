@@ -41,6 +41,10 @@ def missing(error: BaseException) -> UserError | None:
   name = (error.name or "").partition(".")[0]
   if name not in EXTRA_OF:
     return None
+  return _not_installed(name)
+
+
+def _not_installed(name: str) -> UserError:
   return UserError(
     f"needs {name}, which is not installed: pip install 'dpjax[{EXTRA_OF[name]}]'"
   )
@@ -59,10 +63,10 @@ def needed() -> Iterator[None]:
   try:
     yield
   except ModuleNotFoundError as error:
-    told = missing(error)
-    if told is None:
+    explained = missing(error)
+    if explained is None:
       raise
-    raise told from error
+    raise explained from error
 
 
 def check(extra: str) -> None:
@@ -72,7 +76,6 @@ def check(extra: str) -> None:
 
   >>> check("an extra without packages")
   """
-  with needed():
-    for name in (module for module, brought_by in EXTRA_OF.items() if brought_by == extra):
-      if importlib.util.find_spec(name) is None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+  for name, brought_by in EXTRA_OF.items():
+    if brought_by == extra and importlib.util.find_spec(name) is None:
+      raise _not_installed(name)
