@@ -163,7 +163,8 @@ def backdoor(
     chosen = _together([rows[: math.ceil(share * len(rows))] for rows in held])
     x = np.array(dataset.x)
     y = np.array(dataset.y)
-    x[chosen], y[chosen] = trigger.stamp(x[chosen]), target
+    x[chosen] = trigger.stamp(x[chosen])
+    y[chosen] = target
     return dataclasses.replace(dataset, x=x, y=y)
 
   wanted = _relabelled(lambda y: y != target, target)

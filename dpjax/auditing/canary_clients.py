@@ -243,7 +243,8 @@ def _trainers(
   x = whole.x.copy()
   y = whole.y.copy()
   come = included[owners]
-  x[rows[come]], y[rows[come]] = changed_records.x[come], changed_records.y[come]
+  x[rows[come]] = changed_records.x[come]
+  y[rows[come]] = changed_records.y[come]
   mixed = dataclasses.replace(whole, x=x, y=y)
   changed = dataclasses.replace(federation, dataset=mixed)
   return changed, CanaryClients(included, kind, changed_records, owners, None, places)

@@ -136,7 +136,8 @@ def load_random_process(
   sizes = dict(num_classes=num_classes, per_class=per_class, test_per_class=test_per_class)
   validate.integer_at_least(1, **sizes)
   # PCG64 by name, since NumPy may change its default generator.
-  random, (height, width, channels) = np.random.Generator(np.random.PCG64(_SEED)), shape
+  random = np.random.Generator(np.random.PCG64(_SEED))
+  height, width, channels = shape
   each = per_class + test_per_class
   images = []
   for _ in range(num_classes):

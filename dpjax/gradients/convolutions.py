@@ -96,7 +96,8 @@ def _is_other(eqn: Any) -> bool:
 def _is_swapped(eqn: Any) -> bool:
   """Whether XLA would exchange the operands, since the window is the larger one, and so
   leave the form."""
-  (lhs, rhs), params = (atom.aval.shape for atom in eqn.invars), eqn.params
+  lhs, rhs = (atom.aval.shape for atom in eqn.invars)
+  params = eqn.params
   image, window, _ = params["dimension_numbers"]
   if not all(isinstance(size, int) for size in (*lhs, *rhs)):
     # A symbolic size cannot be compared.

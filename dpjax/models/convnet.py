@@ -83,7 +83,8 @@ class Cnn(nn.Module):
 
   def _check_size(self, x: jax.Array) -> None:
     check_images(x)
-    (_, kernel), (first, second) = self.kernel_sizes, self.strides
+    _, kernel = self.kernel_sizes
+    first, second = self.strides
     # Size after a SAME convolution and a pool of stride 1.
     size = -(-min(x.shape[1:3]) // first) - 1
     if size < kernel or (size - kernel) // second < 1:

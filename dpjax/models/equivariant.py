@@ -116,7 +116,8 @@ def shared_kernel(kernel: jax.Array, group: str, lifting: bool) -> jax.Array:
   >>> shared_kernel(jnp.arange(4.0).reshape(2, 2, 1, 1), "C4", True)[0, 0, 0].tolist()
   [0.0, 1.0, 3.0, 2.0]
   """
-  elements, (size, _, inputs, outputs) = GROUPS[group], kernel.shape
+  elements = GROUPS[group]
+  size, _, inputs, outputs = kernel.shape
   maps = kernel.reshape(size, size, -1, 1 if lifting else len(elements), outputs)
   turned = [acted(maps, *element) for element in elements]
   if not lifting:

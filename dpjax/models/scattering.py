@@ -384,7 +384,8 @@ def scattering_chunks(
     chunk = np.asarray(images[start : start + batch_size], np.float32)
     # Filled up: one compiled program serves the last chunk, too.
     missing = ((0, batch_size - len(chunk)), (0, 0), (0, 0), (0, 0))
-    chunk, rows = np.pad(chunk, missing), len(chunk)
+    rows = len(chunk)
+    chunk = np.pad(chunk, missing)
     chunk = opponent_colours(chunk) if colours == "opponent" else chunk
     features = _transform(plan, chunk)
     if mirrored:

@@ -228,7 +228,8 @@ class Keeper:
       ids, records = states.changed(self._before)
       places = self.journal.append(records)
       self._index = self._index.copy()
-      self._index[ids], self._before = places, states
+      self._index[ids] = places
+      self._before = states
     # Compacting appends, too, so everything is made durable only afterwards.
     self.journal.compact(self._index)
     self.journal.sync()

@@ -101,7 +101,8 @@ class Meeting:
         more = b""
       if not more:
         return b""
-      silent, (*lines, data) = 0, (data + more).split(b"\n")
+      silent = 0
+      *lines, data = (data + more).split(b"\n")
       words = [line for line in lines if line != _ALIVE]
       if words:
         return words[0]

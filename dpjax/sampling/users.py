@@ -103,7 +103,8 @@ def group_by_user(
   members = np.zeros((len(kept), max_examples_per_user), np.int64)
   mask = np.zeros(members.shape, bool)
   for user, user_rows in enumerate(kept):
-    members[user, : user_rows.size], mask[user, : user_rows.size] = user_rows, True
+    members[user, : user_rows.size] = user_rows
+    mask[user, : user_rows.size] = True
   return UserBlocks(data, members, mask)
 
 

@@ -331,7 +331,8 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
   factors = _factors(subject.plan, steps)
 
   def scan_step(step, carry, inputs):
-    (state, kept, seen), (gap, row, factor) = carry, inputs
+    state, kept, seen = carry
+    gap, row, factor = inputs
     if gaps.any():
       # of a step that is passed over only the state is used: XLA draws no noise there
       state = jax.lax.fori_loop(0, gap, lambda _, s: step(s)[1], state)

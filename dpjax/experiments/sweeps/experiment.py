@@ -55,7 +55,8 @@ def _axes(curve: RelevanceConfig) -> engine.Axes:
 
 
 def _point(label: str, config: RelevanceConfig, chosen: dict[str, Any]) -> Point:
-  (epsilon,), seed = config.epsilons, config.seed
+  (epsilon,) = config.epsilons
+  seed = config.seed
   facts = {"variant": label, "epsilon_target": epsilon, "seed": seed}
   return Point(f"{engine.slug(label)}-eps{epsilon:g}-seed{seed}", config, facts)
 

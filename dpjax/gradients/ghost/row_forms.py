@@ -116,11 +116,9 @@ def _dot_form(site: Site) -> RowForm | None:
     return [depth + d for d in dims]
 
   def build(data, cotangents):
-    (a,), (g,), out_b = (
-      data,
-      cotangents,
-      deep(range(batch)),
-    )  # [*loops, *data], [*loops, *out]
+    (a,) = data  # [*loops, *data]
+    (g,) = cotangents  # [*loops, *out]
+    out_b = deep(range(batch))
     # A left side of integers would be taken for rows of a table.
     if not is_float(a):
       a = a.astype(trees.at_least_float32(g).dtype)
@@ -185,7 +183,8 @@ def _conv_form(site: Site) -> RowForm | None:
     return None
   numbers = params["dimension_numbers"]
   groups = params["feature_group_count"]
-  (lhs_n, lhs_c, *lhs_s), (out_n, out_c, *out_s) = numbers.lhs_spec, numbers.out_spec
+  lhs_n, lhs_c, *lhs_s = numbers.lhs_spec
+  out_n, out_c, *out_s = numbers.out_spec
   rhs_o, rhs_i, *rhs_s = numbers.rhs_spec
   shape = site.params[0].aval.shape
   out_shape = site.out_avals[0].shape
@@ -329,7 +328,8 @@ def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> RowFactor
 
 def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
   """Returns the form of a table of `count` rows in every turn of the loops."""
-  shape, (indexed, kept) = site.params[0].aval.shape, table[:2]
+  shape = site.params[0].aval.shape
+  indexed, kept = table[:2]
   loop_sizes = _loop_sizes(site, table.sliced)
   sizes = _sizes(shape, indexed)
 

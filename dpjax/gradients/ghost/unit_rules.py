@@ -533,7 +533,8 @@ def _along(x: jax.Array, values: jax.Array, depth: int) -> jax.Array:
 
 
 def _clipped(g: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
-  g, factor = trees.at_least_float32(g), _along(g, factor, depth)
+  g = trees.at_least_float32(g)
+  factor = _along(g, factor, depth)
   # 0 times an infinite cotangent would be NaN, so a dropped example is selected away.
   return jnp.where(factor != 0, g * factor.astype(g.dtype), 0)
 

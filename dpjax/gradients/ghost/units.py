@@ -184,7 +184,8 @@ def _orientation(sites, forms) -> tuple[bool, ...]:
 def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool]:
   if len(forms) == 1 and forms[0].rows == 1:
     return Rule.OUTER, cost_model.outer(forms[0]), False
-  gram, (product, hold) = cost_model.gram(forms), cost_model.product(forms, platform)
+  gram = cost_model.gram(forms)
+  product, hold = cost_model.product(forms, platform)
   contraction = cost_model.contraction(forms, platform)
   # A held product saves the second transpose, which a gram product always needs.
   after = cost_model.holding(forms, platform) if hold else contraction

@@ -309,7 +309,8 @@ class ModelOwner:
   """
 
   def __init__(self, network: SquareNetwork, public: PublicKeys, *, layout: str = "packed"):
-    (d, h), k = network.kernel.shape, network.head.shape[1]
+    d, h = network.kernel.shape
+    k = network.head.shape[1]
     # Written so that weights of NaN are refused, too.
     if not network.largest_logit <= _MOST:
       raise UserError(

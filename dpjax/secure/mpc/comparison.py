@@ -91,7 +91,9 @@ def signs(party: Party, x: Shares) -> Signs:
     x: [...] shares.
   """
   r, s, *parts = party.supply.deal("sign", x.shape).use()
-  ab, (bits, number, product), c = parts[:12], parts[12:15], parts[15:]
+  ab = parts[:12]
+  bits, number, product = parts[12:15]
+  c = parts[15:]
   (opened,) = party.open(x + r)
   borrow = _borrow(party, opened, bits, list(zip(ab[::2], ab[1::2], c)))
   top = ((bits >> np.uint64(63)) & _ONE).astype(np.uint8) ^ borrow

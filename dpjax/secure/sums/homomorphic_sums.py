@@ -188,7 +188,9 @@ def _sum_encrypted(
     rows = cut(read(who))
     ciphers = holder.encrypt(rows)
     server.add(ciphers)
-    sent[who], num_rows, count = sum(map(len, ciphers)), len(rows), len(ciphers)
+    sent[who] = sum(map(len, ciphers))
+    num_rows = len(rows)
+    count = len(ciphers)
   total = server.total()
   result = holder.decrypt(total, num_rows)
   # The first client that has not dropped out receives the sum, and decrypts it.

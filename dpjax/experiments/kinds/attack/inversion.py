@@ -196,7 +196,8 @@ def phase(config: AttackConfig, attacked: Victims) -> Phase:
     seen = attacked.send(place)
     x, labels = invert(seen, truth, place)
     order = attacks.matched(truth.x, x)  # a batch comes back in no order
-    state["found"][place], state["labels"][place] = x[order], labels
+    state["found"][place] = x[order]
+    state["labels"][place] = labels
     state["error"][place] = np.mean(attacks.mse(truth.x, x[order]))
 
   def error(state: Arrays) -> dict[str, float]:

@@ -77,7 +77,9 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   Who is in which half follows from the seed and the data alone, so that defences are
   measured on the same targets.
   """
-  (train, test), settings, target = loaded, config.attack, None
+  train, test = loaded
+  settings = config.attack
+  target = None
   records, members = (train, None) if settings.target is None else _joined(train, test)
   if settings.queries > 1 and np.ndim(records.x) != 4:
     raise UserError(

@@ -157,7 +157,8 @@ def _copied(result: Row) -> list[Row]:
   guess = _rate(result["commonest"])
 
   def row(copy: Row) -> Row:
-    method, (low, high) = f"{copy['num_queries']} queries", copy["interval"]
+    method = f"{copy['num_queries']} queries"
+    low, high = copy["interval"]
     text = f"fidelity {_rate(copy)} ({low:.3f}-{high:.3f}); {guess} the commonest answer"
     return _counted(copy, method, share, text, verdict=copy["verdict"])
 

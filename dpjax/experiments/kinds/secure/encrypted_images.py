@@ -100,7 +100,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
 
 def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork) -> Phase:
   """Returns a phase with one query a step. A resumed run draws new keys."""
-  (d, hidden), classes = net.kernel.shape, net.head.shape[1]
+  d, hidden = net.kernel.shape
+  classes = net.head.shape[1]
   layout = config.task.layout
   begun = time.monotonic()
   owner = inference.ImageOwner(d, hidden, classes, layout=layout)

@@ -62,7 +62,8 @@ def prepare(
   rows are too few."""
   # Keys and noise of a ciphertext come from the operating system.
   del random
-  (x, y), task = loaded, config.task
+  x, y = loaded
+  task = config.task
   if task.num_predicted > len(x):
     raise UserError(
       f"must be at most {len(x)}", field="task.num_predicted", value=task.num_predicted
@@ -81,7 +82,8 @@ def prepare(
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Measures a regression, from encryption to decrypted predictions."""
-  (n, d), count = ready.x.shape, config.task.num_predicted
+  n, d = ready.x.shape
+  count = config.task.num_predicted
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
 
   def compute() -> Arrays:

@@ -101,10 +101,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   task = config.task
   rows = ready.rows
   state = jax.tree.map(np.asarray, train_phase(_training(ready, task.truncation)).state)
-  (first, second), (seconds, sent, dealt, rounds) = (
-    state["shares"],
-    state["numbers"].tolist(),
-  )
+  first, second = state["shares"]
+  seconds, sent, dealt, rounds = state["numbers"].tolist()
   x = rows.test_x[: task.num_predicted]
   truth = rows.test_labels[: task.num_predicted]
   asked = lambda party, net, x: secureml.predict(party, net, x, ready.recipe, to=0)
