@@ -14,7 +14,7 @@ Profile = Callable[[Sequence[float] | np.ndarray], np.ndarray]
 
 
 class LossMasses(NamedTuple):
-  """One direction of a privacy loss distribution: masses on multiples of `interval`."""
+  """Masses of a privacy loss distribution in one direction, on multiples of `interval`."""
 
   interval: float
   lowest: int  # the loss of probs[0] is lowest * interval

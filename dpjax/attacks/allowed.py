@@ -178,7 +178,7 @@ def _by_pairs(
 
 
 class Judged(NamedTuple):
-  """One false positive rate at which an attack is judged."""
+  """Verdict on an attack at a single false positive rate."""
 
   rate: roc.RateAtFpr
   allowed: tuple[float, float]  # TPR at both ends of the FPR's interval

@@ -31,8 +31,10 @@ Interval = tuple[float, float]
 
 
 class Roc(NamedTuple):
-  """One point for each threshold between scores, from above all to below all. Scores at or
-  above the threshold are called members, so equal scores stay together."""
+  """ROC curve: a point for each threshold between scores, from above all to below all.
+
+  Scores at or above the threshold are called members, so equal scores stay together.
+  """
 
   thresholds: np.ndarray  # [T], the first is infinite
   false_positives: np.ndarray  # [T] non-members called members

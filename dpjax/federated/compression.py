@@ -57,7 +57,7 @@ class Entries(NamedTuple):
 
 
 class Signs(NamedTuple):
-  """One sign per coordinate of a message, and one length for all."""
+  """Sign of each coordinate of a message, and a single length for all."""
 
   positive: Array  # [D] bool
   scale: Array  # []

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read from its HLO text."""
+"""Exchanges of a compiled program between devices, read from its HLO text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\] \{(?P<axes>[^}]*)\
 
 
 class Collective(NamedTuple):
-  """One exchange. A device holds `arrays` of it: (type, shape) each."""
+  """An exchange between devices. Each holds `arrays` of it: (type, shape) each."""
 
   kind: str
   arrays: tuple[tuple[str, tuple[int, ...]], ...]

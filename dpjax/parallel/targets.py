@@ -191,7 +191,7 @@ class NotFitting(Exception):
 
 
 class Compiled(NamedTuple):
-  """One program for one device of a target; bytes, by the compiler's account."""
+  """Program for one device of a target; sizes in bytes, as the compiler states them."""
 
   counts: ProgramCounts
   arguments: int

@@ -1,5 +1,4 @@
-"""One entry point for all methods of the paper's tests and dpjax's own: an Inputs in, an
-Outcome out.
+"""Entry point of all methods, of the paper's tests and dpjax's own: Inputs in, Outcome out.
 
 | method          | mode of proof                                                            |
 | --------------- | ------------------------------------------------------------------------ |

@@ -14,7 +14,7 @@ from dpjax.accounting.text import lower
 
 
 class AdditiveNoiseKind(EventKind):
-  """One sum of every record, with noise relative to the bound on one record.
+  """Sum over every record, with noise relative to the bound on one record.
 
   Attributes:
     distribution: distribution of the noise, as a privacy statement says it.

@@ -37,8 +37,10 @@ class PeerFailed(UserError):
 
 
 class Link(Protocol):
-  """One end of a link. `timeout`: most seconds of silence from the peer, computation
-  included."""
+  """End of a link between two parties.
+
+  Its classes take `timeout`: most seconds of silence from the peer, computation included.
+  """
 
   peer: str
   bytes_sent: int

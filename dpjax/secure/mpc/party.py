@@ -34,7 +34,7 @@ class Spent(NamedTuple):
 
 
 class Party(Unique):
-  """One of two parties, with its own randomness, its link and its supply.
+  """A party of two, with its own randomness, its link and its supply.
 
   Args:
     number: 0 or 1.

@@ -23,7 +23,7 @@ _MARGIN = 1 + 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class KernelMean:
-  """One noisy embedding of all records, and a generator that is fitted to it (DP-MERF)."""
+  """Noisy embedding of all records, and a generator that is fitted to it (DP-MERF)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What every run of private synthesis does with the generator that it has."""
+"""Samples of a generator in a run of private synthesis: drawn, scored and written."""
 
 from __future__ import annotations
 
