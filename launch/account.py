@@ -279,9 +279,15 @@ def _sampling_prob(values: Any) -> float | None:
 def _without_batch(values: Any, prob: float | None) -> float | None:
   """Returns the probability of --sampling_prob; without it that of one pass of random
   allocation."""
+  kind = sampling.SAMPLERS[values.sampler]
   if prob is not None:
-    return _given_prob(values.sampler, prob, values.num_examples)
-  if not sampling.SAMPLERS[values.sampler].takes_whole_passes:
+    validate.probability(sampling_prob=prob)
+    if kind.takes_whole_passes:
+      sampling.check_passes(prob, values.sampler.replace("_", " "))
+      return prob
+    # For fixed-size batches, that of the whole batch which training would draw.
+    return kind.nearest_prob(prob, values.num_examples or 0)
+  if not kind.takes_whole_passes:
     return None
   if values.num_steps is None:
     raise UserError(
@@ -307,19 +313,6 @@ def _of_passes(batch_size: int, num_examples: int) -> float:
     field="batch_size",
     value=batch_size,
   )
-
-
-def _given_prob(sampler: str, prob: float, num_examples: Any) -> float:
-  """Returns a given probability, checked.
-
-  For fixed-size batches it is that of the whole batch which training would draw.
-  """
-  validate.probability(sampling_prob=prob)
-  kind = sampling.SAMPLERS[sampler]
-  if kind.takes_whole_passes:
-    sampling.check_passes(prob, sampler.replace("_", " "))
-    return prob
-  return kind.nearest_prob(prob, num_examples or 0)
 
 
 def _num_steps(values: Any, prob: float | None) -> int | None:

@@ -91,21 +91,15 @@ def options() -> Options | None:
   for name in _NAMES:
     if name not in present:
       raise UserError(f"--{name}: must be given with --{present[0]}={values[present[0]]}")
+  texts = flags.FLAGS.local_devices
+  if texts is not None and not (texts and all(text.strip().isdigit() for text in texts)):
+    raise UserError(f"--local_devices={','.join(texts)!r}: must be ids as 0,1")
   return Options(
     *values.values(),
     timeout=flags.FLAGS.connect_timeout,
     peer_timeout=flags.FLAGS.peer_timeout,
-    local_devices=_ids(),
+    local_devices=None if texts is None else [int(text) for text in texts],
   )
-
-
-def _ids() -> list[int] | None:
-  texts = flags.FLAGS.local_devices
-  if texts is None:
-    return None
-  if not texts or not all(text.strip().isdigit() for text in texts):
-    raise UserError(f"--local_devices={','.join(texts)!r}: must be ids as 0,1")
-  return [int(text) for text in texts]
 
 
 def _own_stdout() -> None:

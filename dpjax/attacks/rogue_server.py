@@ -85,7 +85,11 @@ def imprint(
       value = np.asarray(-thresholds, leaf.dtype)
     elif name.endswith("/kernel") and np.shape(leaf)[:-1] == (units,):
       num_alike += 1
-      value = _alike(np.asarray(leaf), gain)
+      # Equal rows, so that all active units have the same gradient. Divided by the number of
+      # units, so that many active ones do not saturate the next layer.
+      row = np.asarray(leaf, np.float64)[0]
+      row = row / max(float(np.max(np.abs(row))), 1e-30)
+      value = np.broadcast_to((gain * row / units).astype(leaf.dtype), np.shape(leaf))
     changed.append(value)
   if not num_alike:
     raise UserError(
@@ -104,14 +108,6 @@ def _inputs(public: HostArray, size: int) -> np.ndarray:
   if not np.isfinite(inputs).all():
     raise UserError("must be finite", field="public")
   return inputs
-
-
-def _alike(kernel: np.ndarray, gain: float) -> np.ndarray:
-  """Returns a kernel of equal rows, so that all active units have the same gradient."""
-  row = np.asarray(kernel, np.float64)[0]
-  row = row / max(float(np.max(np.abs(row))), 1e-30)
-  # Divided by the number of units, so that many active ones do not saturate the next layer.
-  return np.broadcast_to((gain * row / len(kernel)).astype(kernel.dtype), kernel.shape)
 
 
 def read_imprint(seen: ArrayTree, *, batch_size: int, layer: str = "dense_0") -> np.ndarray:

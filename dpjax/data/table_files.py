@@ -5,6 +5,7 @@ No message shows a cell of a row: it names the line and the column, for whoever 
 
 from __future__ import annotations
 
+import collections
 import csv
 import decimal
 import importlib
@@ -217,17 +218,10 @@ def _chosen(names: Sequence[str], wanted: Any) -> dict[str, int]:
   """The places of the columns to read; UserError for two columns of one name."""
   # First what is lacking: of a file without a header the first line is a row, not to be shown.
   chosen = wanted(names)
-  twice = [name for name, count in _counts(names).items() if count > 1]
+  twice = [name for name, count in collections.Counter(names).items() if count > 1]
   if twice:
     raise UserError(f"has two columns named {twice[0]!r:.60}")
   return {name: names.index(name) for name in chosen}
-
-
-def _counts(names: Sequence[str]) -> dict[str, int]:
-  counts = dict.fromkeys(names, 0)
-  for name in names:
-    counts[name] += 1
-  return counts
 
 
 def _parquet(path: pathlib.Path, wanted: Any) -> Iterator[RowBlock]:

@@ -101,14 +101,6 @@ def _info(info: ClientInfo) -> RoundInfo:
   )
 
 
-def _sound(rows: Any, mask: np.ndarray) -> np.ndarray:
-  """Returns [K] bool: rows of `mask` that are finite in all leaves [K, ...]."""
-  for leaf in jax.tree.leaves(rows):
-    if jnp.issubdtype(leaf.dtype, jnp.inexact):
-      mask = mask & np.isfinite(leaf.reshape(len(mask), -1)).all(axis=1)
-  return mask
-
-
 def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> Any:
   """Returns all client states, with those of the cohort replaced; padding writes nowhere.
 
@@ -119,7 +111,10 @@ def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> A
     return None
   # On the host, since states of all clients may exceed a device's memory.
   for part in jax.device_get(parts):
-    sound = _sound(part.memories, part.mask)
+    sound = part.mask  # [K]
+    for leaf in jax.tree.leaves(part.memories):  # [K, ...]
+      if jnp.issubdtype(leaf.dtype, jnp.inexact):
+        sound = sound & np.isfinite(leaf.reshape(len(sound), -1)).all(axis=1)
     rows = jax.tree.map(lambda leaf: leaf[sound], part.memories)  # noqa: B023
     memories = memories.replaced(np.asarray(ids)[part.places[sound]], rows)
   return memories

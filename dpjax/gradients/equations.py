@@ -100,14 +100,25 @@ def needed(eqns: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
   return kept[::-1]
 
 
+def alone_fn(eqn: Eqn, invars: list[Any], outvars: list[Any]) -> Callable[..., list[Any]]:
+  """Returns a function invars -> outvars that computes this equation and nothing else.
+
+  Args:
+    eqn: whose custom derivatives stay intact.
+    invars: its operands that are no literals, each once.
+    outvars: those of its results that are wanted.
+  """
+  alone = _template().replace(
+    invars=invars, outvars=outvars, eqns=[eqn], effects=eqn.effects
+  )
+  return jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, []))
+
+
 def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
   """Returns the equation as a function of `operands(eqn)`, with custom derivatives intact."""
   # An unused result has no variable that a jaxpr could return; None stands for it.
   outvars = [var for var in eqn.outvars if not isinstance(var, jex.DropVar)]
-  alone = _template().replace(
-    invars=list(operands(eqn)), outvars=outvars, eqns=[eqn], effects=eqn.effects
-  )
-  evaluate = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, []))
+  evaluate = alone_fn(eqn, list(operands(eqn)), outvars)
 
   def call(*args):
     results = iter(evaluate(*args))
@@ -143,15 +154,17 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
 
   def call(*args):
     values = dict(zip(operands(eqn), args))
-    read = (atom.val if is_literal(atom) else values[atom] for atom in eqn.invars)
-    results = eqn.primitive.bind(*map(_wide, read, eqn.invars), **known)
+    operand_values = []
+    for atom in eqn.invars:
+      value = atom.val if is_literal(atom) else values[atom]
+      # Integers and booleans keep their types: they may be indices or choices.
+      if is_float(atom.aval):
+        value = trees.at_least_float32(jnp.asarray(value))
+      operand_values.append(value)
+    results = eqn.primitive.bind(*operand_values, **known)
     return results if eqn.primitive.multiple_results else [results]
 
   return call
-
-
-def _wide(value: Any, atom: Any) -> Any:
-  return trees.at_least_float32(jnp.asarray(value)) if is_float(atom.aval) else value
 
 
 class ScanParts(NamedTuple):

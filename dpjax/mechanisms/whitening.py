@@ -138,9 +138,12 @@ class Whitening(NoisyMeans):
     norms = []
     known = _Map()
     for place, name in enumerate(self.vectors):
-      public = bool(self.clip_norms)
-      lengths = jnp.zeros(0) if public else _lengths(name, known, examples)
-      norms.append(self.clip_norm(keys[2 * place], lengths, place))
+      lengths = [jnp.zeros(0)]
+      # Norms that are not public follow from those of the vectors.
+      if not self.clip_norms:
+        parts = chunks(examples, _length(name, known, examples.shape))
+        lengths += [_chunk_lengths(name, known, chunk)[:count] for chunk, count in parts]
+      norms.append(self.clip_norm(keys[2 * place], jnp.concatenate(lengths), place))
       summed = _total(name, known, examples, norms[-1])
       # Whole numbers and fractions are each exact in float32.
       whole = np.round(summed)
@@ -282,13 +285,6 @@ def _chunk_total(
   # A zero adds exactly nothing.
   rows = jnp.where(there, rows, 0.0)
   return clipped_total(rows, clip_norm)
-
-
-def _lengths(name: str, known: _Map, examples: Any) -> jax.Array:
-  """Returns the norms [n] of the vectors, each computed separately."""
-  parts = chunks(examples, _length(name, known, examples.shape))
-  lengths = [_chunk_lengths(name, known, chunk)[:count] for chunk, count in parts]
-  return jnp.concatenate([jnp.zeros(0), *lengths])
 
 
 def _total(name: str, known: _Map, examples: Any, clip_norm: Array) -> np.ndarray:

@@ -163,7 +163,13 @@ def parameters(
   flat: dict[Path, Any] = dict(traverse_util.flatten_dict(first["params"]))
   loaded = dict(sources)
   last = {path: source for path, source in sources.items() if path[0] == HEAD}
-  if not all(_fits(held, source, wanted[path]) for path, source in last.items()):
+  head_fits = all(
+    name in held and held[name].shape == shape
+    for path, source in last.items()
+    for name, shape in zip(source.names, source.shapes(wanted[path]))
+  )
+  # Of another number of classes: the model's own first parameters stay.
+  if not head_fits:
     for path, source in last.items():
       loaded.pop(path)
       for name in source.names:
@@ -181,11 +187,6 @@ def parameters(
     finite(value, "/".join(path), label)
     flat[path] = jnp.asarray(value)
   return {"params": traverse_util.unflatten_dict(flat)}
-
-
-def _fits(held: Mapping[str, np.ndarray], source: Origin, shape: Shape) -> bool:
-  named = zip(source.names, source.shapes(shape))
-  return all(name in held and held[name].shape == wanted for name, wanted in named)
 
 
 def same(name: str) -> Origin:

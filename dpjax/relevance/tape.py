@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
+from dpjax.gradients import equations
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -222,22 +222,13 @@ def _bind(eqn: Any) -> Callable[..., list[Any]]:
   places = [isinstance(var, jex.Literal) for var in eqn.invars]
   # A variable that occurs twice, as in x * x, is one input of the new jaxpr.
   distinct = list(dict.fromkeys(invars))
-  alone = _template().replace(
-    invars=distinct, outvars=list(eqn.outvars), eqns=[eqn], effects=eqn.effects
-  )
-  evaluate = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, []))
+  evaluate = equations.alone_fn(eqn, distinct, list(eqn.outvars))
   if distinct == invars and not any(places):
     return evaluate
   values_of = lambda values: dict(
     zip(invars, (value for value, fixed in zip(values, places) if not fixed))
   )
   return lambda *values: evaluate(*(values_of(values)[var] for var in distinct))
-
-
-@functools.cache
-def _template() -> Any:
-  """Returns an empty jaxpr to be filled: its constructor is not public."""
-  return jax.make_jaxpr(lambda: ())().jaxpr
 
 
 def _same_shape(data: Sequence[Cell], value: Any) -> bool:

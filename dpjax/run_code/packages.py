@@ -133,15 +133,10 @@ def owner(file: str) -> str:
 
 
 @functools.cache
-def _version_of_python() -> str:
-  return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-@functools.cache
 def versions() -> dict[str, str]:
   by_name = {name: version(name) for name in DISTRIBUTIONS}
   by_name["dpjax"] = f"{by_name['dpjax'].partition(' ')[0]} {_DPJAX}"
-  return by_name | {"python": _version_of_python()}
+  return by_name | {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
 
 @functools.cache

@@ -180,7 +180,9 @@ class Predictor:
         token beyond the vocabulary, a cell that is not as declared.
     """
     wanted = self.inputs
-    if wanted.declaration is not None and _is_rows(x):
+    # Rows of a table come as cells by column, or as dicts in a list.
+    dicts = isinstance(x, list) and x and all(isinstance(row, Mapping) for row in x)
+    if wanted.declaration is not None and (isinstance(x, Mapping) or dicts):
       return tables.inputs(_columns(x), wanted.declaration)
     try:
       array = np.asarray(x)
@@ -415,13 +417,6 @@ def _rebuilt(
       f"{at}: its {workdir.PARAMS} does not hold the parameters that its {writers.RESULT} names"
     )
   return _Model(config, inputs, apply, jax.device_put(params), statistics)
-
-
-def _is_rows(x: Any) -> bool:
-  """Whether inputs are rows of a table by column."""
-  return isinstance(x, Mapping) or (
-    isinstance(x, list) and bool(x) and all(isinstance(row, Mapping) for row in x)
-  )
 
 
 def _columns(x: Any) -> Mapping[str, Sequence[Any]]:

@@ -67,19 +67,16 @@ def _games(
   relations = sampler.proof.relations
   cases = [(relation, 0.0, MUCH) for relation in relations]
   cases.append((relations[0], -1.0, LITTLE))
-  return [_game(subject, build, *case, tag) for case in cases]
-
-
-def _game(
-  subject: str, build: MakePlan, relation: str, others: float, z: float, tag: str
-) -> Game:
-  # Replacing a record moves the sum by two clip norms.
-  double = 2 if relation == NeighboringRelation.REPLACE_ONE else 1
-  plan = build(noise_multiplier=z * double, neighboring_relation=relation)
-  crowd = "against a crowd, little noise" if others else "alone"
-  case = f"{relation}, {crowd}{tag}"
-  sides = worlds(str(relation), others, rows=plan.sampler.rows_of_record)
-  return plans.game(PACKAGE, subject, case, plan, sides)
+  games = []
+  for relation, others, z in cases:
+    # Replacing a record moves the sum by two clip norms.
+    double = 2 if relation == NeighboringRelation.REPLACE_ONE else 1
+    plan = build(noise_multiplier=z * double, neighboring_relation=relation)
+    crowd = "against a crowd, little noise" if others else "alone"
+    case = f"{relation}, {crowd}{tag}"
+    sides = worlds(str(relation), others, rows=plan.sampler.rows_of_record)
+    games.append(plans.game(PACKAGE, subject, case, plan, sides))
+  return games
 
 
 def games(kind: type[Sampler], make_plan: MakePlan = Plan) -> list[Game]:

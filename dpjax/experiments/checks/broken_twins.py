@@ -87,7 +87,11 @@ def attacked(
   for turn, count in enumerate(draws):
     for game in games:
       results = play(game, num_draws=count, seed=seed + turn, confidence=confidence)
-      nearest = max([*results, *([nearest] if nearest else [])], key=_nearness)
+      shown = results if nearest is None else [*results, nearest]
+      # A refutation comes first, then how near the lower bound is to the claim.
+      nearest = max(
+        shown, key=lambda r: (r.refuted, r.epsilon_lower / max(r.claim.epsilon, 1e-9))
+      )
       if nearest.refuted:
         break
     if nearest is not None and nearest.refuted:
@@ -106,10 +110,6 @@ def attacked(
     "draws": nearest.num_draws,
     "seconds": time.perf_counter() - started,
   }
-
-
-def _nearness(result: Result) -> tuple[bool, float]:
-  return result.refuted, result.epsilon_lower / max(result.claim.epsilon, 1e-9)
 
 
 def missed(rows: Sequence[dict[str, Any]]) -> list[str]:

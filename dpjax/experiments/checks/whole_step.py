@@ -101,7 +101,14 @@ class _Parts:
 
     def step(params, held, parts):
       state, opt_state = held
-      grad_fn = _clipped_grad(subject, transforms.clip_scale(state))
+      scale = transforms.clip_scale(state)
+      grad_fn = subject.clipped_grad
+      if scale is not None:
+        # Dividing the loss multiplies the step's clip norm.
+        assert subject.gradient_of is not None
+        grad_fn = subject.gradient_of(
+          lambda p, example: subject.loss_fn(p, example) / scale
+        )
       summed = _joined([grad_fn(params, part.examples, part.mask) for part in parts])
       mask = jnp.concatenate([part.mask for part in parts])
       noisy, state = tx.update(summed, state, params, mask=mask)
@@ -114,15 +121,6 @@ class _Parts:
     """Returns the parameters after the next step, from these slices."""
     params, self._held = self._step(params, self._held, parts)
     return params
-
-
-def _clipped_grad(subject: Subject, scale: Any) -> Callable[..., Any]:
-  """Returns the clipped gradient of loss / `scale`; it multiplies the step's clip norm."""
-  if scale is None:
-    return subject.clipped_grad
-  assert subject.gradient_of is not None
-  divided = lambda params, example: subject.loss_fn(params, example) / scale
-  return subject.gradient_of(divided)
 
 
 def _distance(a: Any, b: Any) -> float:

@@ -169,8 +169,14 @@ def run(
     processes.on_first(lambda: taken(held))
     # Name of the noise key in the ledger: it does not depend on the data.
     name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(_digest(job))
-    hook = _hook(job.config, folder) if processes.is_first() else None
-    held.callback(lambda: hook and hook.close())
+    hook = None
+    # Kinds of runs without the field have no hook.
+    if processes.is_first() and getattr(job.config, "writer", None) is not None:
+      # Few runs have one, so few import it.
+      from dpjax.experiments.run import row_hooks
+
+      hook = row_hooks.of_run(job.config, folder)
+      held.callback(hook.close)
     trainer = _Trainer(
       folder, run_id, name, on_save, (code, look), release=job.release, hook=hook
     )
@@ -320,15 +326,6 @@ def _ended(draws: Iterable[object]) -> Iterator[Iterable[object]]:
     yield draws
   finally:
     getattr(draws, "close", lambda: None)()
-
-
-def _hook(config: Config, folder: pathlib.Path) -> row_hooks.RowHook | None:
-  """Returns what `config.writer` names; kinds of runs without the field have none."""
-  if getattr(config, "writer", None) is None:
-    return None
-  from dpjax.experiments.run import row_hooks  # few runs have a hook
-
-  return row_hooks.of_run(config, folder)
 
 
 class _Trainer:

@@ -138,8 +138,11 @@ def _crew(
       ours, theirs = context.Pipe()
       process = context.Process(target=_main, args=(theirs, *arguments))
       # Blocked for the whole life of the child: the parent alone handles Ctrl-C.
-      with _blocked(signal.SIGINT):
+      before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+      try:
         process.start()
+      finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
       processes[ours] = process
       # The child's end must be closed here. Otherwise its death would go unnoticed.
       theirs.close()
@@ -152,15 +155,6 @@ def _crew(
     for pipe, process in processes.items():
       pipe.close()
       process.join()
-
-
-@contextlib.contextmanager
-def _blocked(signum: int) -> Iterator[None]:
-  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
-  try:
-    yield
-  finally:
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _send(pipe: Any, task: Any) -> None:

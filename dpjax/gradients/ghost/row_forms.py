@@ -166,15 +166,16 @@ def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
 
   # From the last axis on: it varies fastest in the kernel.
   for i in reversed(range(len(kernel))):
-    window = functools.partial(_window, x, lead + i, params["window_strides"][i], out[i])
+    stride = params["window_strides"][i]
+    reach = (out[i] - 1) * stride + 1
     step = params["rhs_dilation"][i]
-    x = jnp.concatenate([window(offset * step) for offset in range(kernel[i])], axis=-1)
+    starts = [offset * step for offset in range(kernel[i])]
+    windows = [
+      lax.slice_in_dim(x, start, start + reach, stride, axis=lead + i) for start in starts
+    ]
+    x = jnp.concatenate(windows, axis=-1)
     # axis i now has length out[i], the last one kernel[i] times as much
   return x.reshape(*x.shape[:-1], math.prod(kernel), -1)
-
-
-def _window(x: jax.Array, axis: int, stride: int, size: int, start: int) -> jax.Array:
-  return lax.slice_in_dim(x, start, start + (size - 1) * stride + 1, stride, axis)
 
 
 def _conv_form(site: Site) -> RowForm | None:

@@ -82,27 +82,26 @@ def _counted(counts: Row, method: str, share: str, finds: str, **more: Any) -> R
 
 
 def _inferred(result: Row) -> list[Row]:
-  return [
-    {
-      "method": name,
-      "finds": _rates_text(rates),
-      "success": rates["tpr_at_fpr"]["0.01"]["tpr"],
-      "low": rates["tpr_at_fpr"]["0.01"]["interval"][0],
-      "high": rates["tpr_at_fpr"]["0.01"]["interval"][1],
-      "tpr_at_0.001_fpr": rates["tpr_at_fpr"]["0.001"]["tpr"],
-      "auc": rates["auc"],
-      # Results of earlier versions have no such entry.
-      "loss_tail_0.01": result.get("loss_tail", {}).get("0.01", {}).get("share"),
-      "verdict": rates["verdict"],
-    }
-    for name, rates in result["attacks"].items()
-  ]
-
-
-def _rates_text(rates: Row) -> str:
-  low, high = rates["tpr_at_fpr"]["0.01"]["interval"]
-  rate = rates["tpr_at_fpr"]["0.01"]["tpr"]
-  return f"TPR {rate:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {rates['auc']:.3f}"
+  rows = []
+  for name, rates in result["attacks"].items():
+    rate = rates["tpr_at_fpr"]["0.01"]["tpr"]
+    low, high = rates["tpr_at_fpr"]["0.01"]["interval"]
+    finds = f"TPR {rate:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, AUC {rates['auc']:.3f}"
+    rows.append(
+      {
+        "method": name,
+        "finds": finds,
+        "success": rate,
+        "low": low,
+        "high": high,
+        "tpr_at_0.001_fpr": rates["tpr_at_fpr"]["0.001"]["tpr"],
+        "auc": rates["auc"],
+        # Results of earlier versions have no such entry.
+        "loss_tail_0.01": result.get("loss_tail", {}).get("0.01", {}).get("share"),
+        "verdict": rates["verdict"],
+      }
+    )
+  return rows
 
 
 def _inverted(result: Row) -> list[Row]:

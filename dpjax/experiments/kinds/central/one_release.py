@@ -194,8 +194,13 @@ def phase(
     # Statistics of the inputs have the key of no step.
     key = jax.random.fold_in(random.noise, 0)
     inputs = released.x
-    directions = _directions(config, math.prod(inputs.shape[1:]), random)
-    if directions is not None:
+    directions = None
+    count = config.privacy.least_squares.directions
+    if count is not None:
+      # Orthonormal columns [width, count], drawn by the public key of the first parameters.
+      width = math.prod(inputs.shape[1:])
+      drawn = jax.random.normal(random.init, (width, count), jnp.float32)
+      directions = np.linalg.qr(np.asarray(drawn, np.float64))[0]
       inputs = releasing.projected(released.x, directions)
     weights = releasing(key, inputs, targets).ridge(strength)
     # A linear model of projected inputs is one of the inputs themselves.
@@ -224,16 +229,6 @@ def phase(
     planned=functools.partial(_planned, config, plan, releasing),
     describe=lambda state, facts, rows: {"device": provenance.device(1, None)},
   )
-
-
-def _directions(config: TrainConfig, width: int, random: RunKeys) -> np.ndarray | None:
-  """Returns orthonormal columns [width, directions], drawn by the public key of the first
-  parameters."""
-  count = config.privacy.least_squares.directions
-  if count is None:
-    return None
-  drawn = jax.random.normal(random.init, (width, count), jnp.float32)
-  return np.linalg.qr(np.asarray(drawn, np.float64))[0]
 
 
 def promised(

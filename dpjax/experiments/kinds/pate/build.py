@@ -87,7 +87,17 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     guarantee = vote_costs.promised(config, num_records)
     # Here, so that a run that may not begin claims no folder.
     guarantee.check_budget(Ledger())
-    return functools.partial(_schedule, config, sides, random, guarantee)
+
+    def schedule(train_phase: TrainPhase) -> RunOutcome:
+      # Both phases read them, and a resumed run may need only the second.
+      public = functools.cache(lambda: _features(config, sides.public))
+      votes = train_phase(_votes_phase(config, sides, public))
+      counts = np.asarray(votes.state["counts"])
+      student = _Student(config, sides, public)
+      queries = _queries_phase(config, sides, counts, random, guarantee, student)
+      return single(queries)(train_phase)
+
+    return schedule
 
   return Job(
     config=config,
@@ -109,22 +119,6 @@ def _sides(config: PateConfig, loaded: tuple[Any, Any]) -> _Sides:
       value=config.num_pool,
     )
   return sides
-
-
-def _schedule(
-  config: PateConfig,
-  sides: _Sides,
-  random: RunKeys,
-  guarantee: Guarantee,
-  train_phase: TrainPhase,
-) -> RunOutcome:
-  # Both phases read them, and a resumed run may need only the second.
-  public = functools.cache(lambda: _features(config, sides.public))
-  counts = np.asarray(train_phase(_votes_phase(config, sides, public)).state["counts"])
-  student = _Student(config, sides, public)
-  return single(_queries_phase(config, sides, counts, random, guarantee, student))(
-    train_phase
-  )
 
 
 def _features(config: PateConfig, dataset: Any) -> np.ndarray:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,11 +91,6 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
   pictures.save(figure(rows, title=title), folder / "secure.png")
 
 
-def _tick(shown: Callable[[float], str], value: float, place: int) -> str:
-  """Returns a tick's number in words; matplotlib also gives its place."""
-  return shown(value)
-
-
 def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
   """Returns the picture of the table: seconds and bytes of each row, on logarithmic axes.
 
@@ -135,7 +129,10 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
     # Ticks are written like the numbers; within a decade more of them stand.
     subs = (1.0,) if max(values) > 20 * min(values) else (1.0, 2.0, 5.0)
     axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
-    axes.xaxis.set_major_formatter(FuncFormatter(functools.partial(_tick, shown)))
+    # matplotlib gives a tick's number and its place; the loop's `shown` is bound here.
+    axes.xaxis.set_major_formatter(
+      FuncFormatter(lambda value, place, shown=shown: shown(value))
+    )
     axes.xaxis.set_minor_locator(NullLocator())
     # Room for the number beside the point furthest to the right.
     axes.set_xlim(min(values) / 1.6, max(values) * (max(values) / min(values)) ** 0.3 * 3)
