@@ -305,27 +305,20 @@ def _read_all(
     labels = np.array(column, np.int64)
     others = asked[0] if asked else []
     # Pixels and tokens take 4 bytes each in memory.
-    if stay_in_files(4 * first.size * len(part), resident):
-      read_later = in_files(
-        part,
-        labels,
-        split=split,
-        num_classes=num_classes,
-        vocab_size=vocab_size,
-        name=name,
-      )
-      parts.append((read_later, others))
-    else:
-      x = np.concatenate([part.read(places) for places in part.parts()])
-      resident_part = from_arrays(
-        x,
-        labels,
-        split=split,
-        num_classes=num_classes,
-        vocab_size=vocab_size,
-        name=name,
-      )
-      parts.append((resident_part, others))
+    later = stay_in_files(4 * first.size * len(part), resident)
+    inputs: Any = part
+    if not later:
+      inputs = np.concatenate([part.read(places) for places in part.parts()])
+    make = in_files if later else from_arrays
+    dataset = make(
+      inputs,
+      labels,
+      split=split,
+      num_classes=num_classes,
+      vocab_size=vocab_size,
+      name=name,
+    )
+    parts.append((dataset, others))
   return parts[0], parts[1]
 
 

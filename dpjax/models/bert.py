@@ -150,12 +150,7 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
         name = name.removesuffix(ending) + later
     return name.removeprefix(_PREFIX)
 
-  tensors, _ = weight_files.read(path, bare, _PASSED_OVER)
-  held = {
-    bare(name): array
-    for name, array in tensors.items()
-    if not _PASSED_OVER.fullmatch(bare(name))
-  }
+  held, _ = weight_files.read(path, bare, _PASSED_OVER)
   wanted = weight_files.shapes(model, jnp.zeros((1, 1), jnp.int32))
   return weight_files.parameters(held, sources(model), wanted, params, label)
 

@@ -64,10 +64,14 @@ def load_gpt2(
   dpjax.validate.UserError: path='gpt2.safetensors': No such file or directory
   """
   label = f"path={os.fspath(path)!r}"
-  tensors, said = weight_files.read(path, _bare, _BUFFERS)
+  held, said = weight_files.read(path, _bare, _BUFFERS)
   _check_model(model, said, label)
   names = _names(model)
-  held = _held(tensors, names, label)
+  # A tied head only repeats the embedding.
+  if _HEAD in held and _HEAD not in names:
+    head = held.pop(_HEAD)
+    if not np.array_equal(head, held.get(_TIED, ())):
+      raise UserError(f"{label}: {_HEAD} is not {_TIED}; it needs tie_embeddings=False")
   wanted = _shapes(model)
   weight_files.check_names(held, names, label)
   for name in (_TIED, _HEAD):
@@ -143,22 +147,6 @@ def _number(text: str) -> float:
     return float(text)
   except ValueError:
     return math.nan
-
-
-def _held(
-  tensors: dict[str, np.ndarray], names: dict[str, tuple[str, ...]], label: str
-) -> dict[str, np.ndarray]:
-  """Returns the tensors of a file by their bare names, without buffers and a tied head."""
-  held = {_bare(name): array for name, array in tensors.items()}
-  if len(held) < len(tensors):
-    raise UserError(f"{label}: holds a tensor twice, with and without 'transformer.'")
-  held = {name: array for name, array in held.items() if not _BUFFERS.fullmatch(name)}
-  # A tied head only repeats the embedding.
-  if _HEAD in held and _HEAD not in names:
-    head = held.pop(_HEAD)
-    if not np.array_equal(head, held.get(_TIED, ())):
-      raise UserError(f"{label}: {_HEAD} is not {_TIED}; it needs tie_embeddings=False")
-  return held
 
 
 def _shapes(model: Transformer) -> dict[tuple[str, ...], tuple[int, ...]]:

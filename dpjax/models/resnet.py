@@ -116,10 +116,7 @@ def load_resnet(path: str | os.PathLike[str], model: ResNet, params: Params) -> 
       value that is not finite; the library is not installed.
   """
   label = f"path={os.fspath(path)!r}"
-  tensors, _ = weight_files.read(path, str, _PASSED_OVER)
-  held = {
-    name: array for name, array in tensors.items() if not _PASSED_OVER.fullmatch(name)
-  }
+  held, _ = weight_files.read(path, str, _PASSED_OVER)
   if "bn1.weight" in held and not any("running_" in name for name in held):
     raise UserError(
       f"{label}: its norms have no running_mean, so they are no batch norms (GroupNorm?); a "

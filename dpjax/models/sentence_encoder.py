@@ -186,10 +186,7 @@ def _weights(encoder: str) -> Params:
   content = _content(encoder, "model.safetensors", known.weights_sha256)
   label = f"features={encoder!r}"
   model = SentenceEncoder(**known.sizes)
-  tensors, _ = weight_files.tensors(content, label, str, _PASSED_OVER)
-  held = {
-    name: array for name, array in tensors.items() if not _PASSED_OVER.fullmatch(name)
-  }
+  held, _ = weight_files.tensors(content, label, str, _PASSED_OVER)
   example = jnp.zeros((1, 1), jnp.int32)
   wanted = weight_files.shapes(model, example)
   sources = {place: made for place, made in bert.sources(model).items() if place in wanted}

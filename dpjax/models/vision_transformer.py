@@ -134,12 +134,7 @@ def load_vit(
   def bare(name: str) -> str:
     return name.removeprefix(_HF_PREFIX)
 
-  tensors, _ = weight_files.read(path, bare, _PASSED_OVER)
-  held = {
-    bare(name): array
-    for name, array in tensors.items()
-    if not _PASSED_OVER.fullmatch(bare(name))
-  }
+  held, _ = weight_files.read(path, bare, _PASSED_OVER)
   is_hf = any(name.startswith(("embeddings.", "encoder.")) for name in held)
   sources = _hf_origins(model) if is_hf else _timm_origins(model)
   image = jnp.zeros((1, model.image_size, model.image_size, 3))

@@ -58,14 +58,14 @@ def read(
   Args:
     bare: returns the name of a tensor without a prefix.
     passed_over: matches the bare names of tensors that are no weights. They may have any type,
-      are never used, and come back as bytes.
+      and are left out.
 
   Returns:
-    (tensors by the file's names, the file's metadata).
+    (weights by bare name, the file's metadata).
 
   Raises:
     UserError: one line: no such file, or none of safetensors; a type other than F32, F16 and
-      BF16; the library is not installed.
+      BF16; two tensors of one bare name; the library is not installed.
   """
   label = f"path={os.fspath(path)!r}"
   return tensors(content_of(path, label), label, bare, passed_over)
@@ -82,14 +82,17 @@ def tensors(
     raise UserError(f"{label}: is no safetensors file ({error})") from error
   held = {}
   for name, entry in entries:
-    skipped = passed_over.fullmatch(bare(name))
-    if entry["dtype"] not in _DTYPES and not skipped:
+    short = bare(name)
+    if passed_over.fullmatch(short):
+      continue
+    if entry["dtype"] not in _DTYPES:
       known = ", ".join(_DTYPES)
       raise UserError(f"{label}: {name} is {entry['dtype']}, must be one of {known}")
-    # The type of a tensor that is passed over does not matter, since it is never used.
-    dtype = _DTYPES.get(entry["dtype"], np.uint8)
-    array = np.frombuffer(entry["data"], dtype)
-    held[name] = array if dtype is np.uint8 else array.reshape(entry["shape"])
+    # Only one of them could be used, and nothing says which.
+    if short in held:
+      raise UserError(f"{label}: holds a tensor twice, by two names: {short}")
+    array = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])
+    held[short] = array.reshape(entry["shape"])
   # A file begins with the length of its JSON header, in 8 bytes.
   header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
   return held, header.get("__metadata__", {})

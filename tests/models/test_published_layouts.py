@@ -427,6 +427,9 @@ def test_names_of_earlier_files_of_bert(tmp_path):
   assert earlier.keys() != case.tensors.keys()
   params = _loaded(case, tmp_path, earlier)
   jax.tree.map(np.testing.assert_array_equal, params, _loaded(case, tmp_path, case.tensors))
+  # With both names in one file, nothing says which is meant.
+  with pytest.raises(UserError, match="holds a tensor twice, by two names: .*LayerNorm"):
+    _loaded(case, tmp_path, case.tensors | earlier)
 
 
 def test_padding_and_what_follows_it_moves_nothing():

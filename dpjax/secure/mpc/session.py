@@ -31,6 +31,13 @@ class Ran(NamedTuple):
   spent: tuple[Spent, Spent]
   setting: str  # who was apart from whom: what a report has to say beside a number
 
+  @property
+  def cost(self) -> tuple[int, int, int]:
+    """Bytes between the parties, bytes of the dealer, and rounds."""
+    sent = sum(party.bytes_sent for party in self.spent)
+    dealt = sum(party.bytes_dealt for party in self.spent)
+    return sent, dealt, self.spent[0].rounds
+
 
 def run(
   program: Callable[..., Any],

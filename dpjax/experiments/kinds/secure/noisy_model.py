@@ -175,14 +175,8 @@ def _training(ready: _Ready) -> Phase:
     begun = time.monotonic()
     of_first, of_second = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
     ran = mpc.run(program, of_first, of_second, frac_bits=mechanism.frac_bits)
-    spent = ran.spent
     state["shares"] = ran.outputs
-    state["numbers"] += [
-      time.monotonic() - begun,
-      sum(party.bytes_sent for party in spent),
-      sum(party.bytes_dealt for party in spent),
-      spent[0].rounds,
-    ]
+    state["numbers"] += [time.monotonic() - begun, *ran.cost]
 
   return pieces.filled(number, init, train, name="shares")
 

@@ -161,13 +161,7 @@ def _training(ready: _Ready, truncation: str) -> Phase:
       (network, *party_rows) for network, party_rows in zip(state["shares"], rows)
     )
     ran = mpc.run(run, first, second, truncation=truncation)
-    spent = ran.spent
     state["shares"] = ran.outputs
-    state["numbers"] += [
-      time.monotonic() - begun,
-      sum(party.bytes_sent for party in spent),
-      sum(party.bytes_dealt for party in spent),
-      spent[0].rounds,
-    ]
+    state["numbers"] += [time.monotonic() - begun, *ran.cost]
 
   return pieces.filled(number, init, train, name="shares")
