@@ -43,6 +43,24 @@ def refusal(done):
   return lines[0]
 
 
+def on_eight_devices(*arguments):
+  """`python ARGUMENTS...` on eight devices that are made of a CPU.
+
+  Returns:
+    what the last line that it prints holds, as JSON.
+  """
+  flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+  done = subprocess.run(
+    [sys.executable, *arguments],
+    cwd=ROOT,
+    env=os.environ | flags,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  return json.loads(done.stdout.splitlines()[-1])
+
+
 @functools.cache
 def _server():
   server = subprocess.Popen(

@@ -30,36 +30,9 @@ from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.kinds.federated import build
 from dpjax.validate import UserError
 from launch import list as launch_list
-from tests import commands, pitfalls
+from tests import commands, own_folder, pitfalls
 from tests.adversary import plants
 
-_NET = """
-import flax.linen as nn
-
-class Net(nn.Module):
-  num_classes: int
-  width: int = 4
-
-  @nn.compact
-  def __call__(self, x):
-    x = nn.tanh(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
-    return nn.Dense(self.num_classes)(x)
-"""
-_DATA = '''
-import numpy as np
-
-from dpjax import data
-
-def load():
-  """Corners of a triangle."""
-
-  def split(name, n):
-    y = np.arange(n) % 3
-    own = {"name": "corners", "split": name, "nominal_size": 60}
-    return data.from_arrays(np.eye(3)[y], y, num_classes=3, **own)
-
-  return split("train", 60), split("test", 30)
-'''
 _MECHANISM = """
 import dataclasses
 
@@ -86,15 +59,15 @@ def gentle_avg(loss_fn, client_tx, **options):
 
 
 def test_a_model_and_data_are_files_of_ones_own(tmp_path):
-  (tmp_path / "tiny_net.py").write_text(_NET)
-  (tmp_path / "tiny_data.py").write_text(_DATA)
+  (tmp_path / "tiny_net.py").write_text(own_folder.NET)
+  (tmp_path / "tiny_data.py").write_text(own_folder.CORNERS)
   done = commands.run(
     "launch.train",
     f"--config={commands.ROOT}/configs/quickstart.py",
     f"--workdir={tmp_path}/run",
     "--config.model.name=tiny_net:Net",
     '--config.model.options={"width": 5}',
-    "--config.data.name=tiny_data:load",
+    "--config.data.name=tiny_data:corners",
     "--config.num_steps=3",
     cwd=tmp_path,
   )
@@ -120,9 +93,9 @@ def test_a_model_by_name_is_one_row(monkeypatch):
 
 
 def test_a_data_set_by_name_is_one_row(tmp_path, monkeypatch):
-  (tmp_path / "corner_data.py").write_text(_DATA)
+  (tmp_path / "corner_data.py").write_text(own_folder.CORNERS)
   monkeypatch.syspath_prepend(tmp_path)
-  row = published.Published(60, loader="corner_data.load")
+  row = published.Published(60, loader="corner_data.corners")
   monkeypatch.setitem(published.PUBLISHED, "corners", row)
   train, test = data.load("corners")
   assert (len(train), train.nominal_size, len(test)) == (60, 60, 30)

@@ -17,40 +17,11 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import config as attack_config
 from dpjax.experiments.kinds.attack import table
 from dpjax.validate import UserError
-from tests import commands
+from tests import commands, own_folder
 
 _PARTS = {
-  "nets": '''
-import flax.linen as nn
-
-
-class Net(nn.Module):
-  """A dense layer of its own width."""
-
-  num_classes: int
-  width: int = 4
-
-  @nn.compact
-  def __call__(self, x):
-    x = nn.tanh(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
-    return nn.Dense(self.num_classes)(x)
-''',
-  "sets": '''
-import numpy as np
-
-from dpjax import data
-
-
-def corners():
-  """The corners of a triangle, again and again."""
-
-  def split(name, n):
-    y = np.arange(n) % 3
-    facts = {"name": "corners", "split": name, "nominal_size": 60}
-    return data.from_arrays(np.eye(3)[y], y, num_classes=3, **facts)
-
-  return split("train", 60), split("test", 30)
-''',
+  "nets": own_folder.NET,
+  "sets": own_folder.CORNERS,
   "algorithms": '''
 from dpjax import federated
 

@@ -16,33 +16,21 @@ from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.accounting.exchanged_sample import exchanged_pld, exchanged_rdp, profile
 from dpjax.plan import Plan
 from dpjax.validate import UserError
+from tests.accounting.quadrature import COARSE, EPSILONS, GRID, deltas
 from tests.commands import ROOT
-
-_EPSILONS = np.array([0.0, 0.05, 0.3, 1.0, 2.5])
-_GRID = np.linspace(-26, 26, 4001)
-_COARSE = 1e-5  # of the quadrature over this grid
 
 
 def _density(contributions, batch_size, z):
   """Density of the noisy sum over a uniform subset: every subset, one by one."""
   sums = [sum(subset) for subset in itertools.combinations(contributions, batch_size)]
-  return np.mean([stats.norm.pdf(_GRID, total, z) for total in sums], axis=0)
-
-
-def _deltas(one, other):
-  """Hockey-stick divergence at `_EPSILONS`, the worse direction, by quadrature."""
-  return np.array([
-    max(np.trapezoid(np.maximum(p - math.exp(e) * q, 0), _GRID)
-        for p, q in ((one, other), (other, one)))
-    for e in _EPSILONS
-  ])  # fmt: skip
+  return np.mean([stats.norm.pdf(GRID, total, z) for total in sums], axis=0)
 
 
 def _proved(n, b, z, relation):
   event = accounting.fixed_size_event(
     accounting.gaussian_event(z), num_examples=n, batch_size=b
   )
-  return accounting.delta_curve(event, _EPSILONS, neighboring_relation=relation)
+  return accounting.delta_curve(event, EPSILONS, neighboring_relation=relation)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -56,10 +44,10 @@ def _proved(n, b, z, relation):
 def test_no_two_neighbours_are_farther_apart_than_proved(others, x, y, z, data):
   b = data.draw(st.integers(1, len(others)))
   n = len(others) + 1
-  exchanged = _deltas(_density([x, *others], b, z), _density([y, *others], b, z))
-  assert (exchanged <= _proved(n, b, z, "replace_one") + _COARSE).all()
-  joined = _deltas(_density([x, *others], b, z), _density(others, b, z))
-  assert (joined <= _proved(n, b, z, "add_or_remove_one") + _COARSE).all()
+  exchanged = deltas(_density([x, *others], b, z), _density([y, *others], b, z))
+  assert (exchanged <= _proved(n, b, z, "replace_one") + COARSE).all()
+  joined = deltas(_density([x, *others], b, z), _density(others, b, z))
+  assert (joined <= _proved(n, b, z, "add_or_remove_one") + COARSE).all()
 
 
 @pytest.mark.parametrize(("n", "b", "z"), [(6, 2, 1.0), (5, 4, 3.0), (6, 1, 0.6)])
@@ -73,14 +61,14 @@ def test_a_record_against_a_crowd_reaches_the_bound_and_poisson_accounting_is_be
     "replace_one": _density([-1.0, *crowd], b, z),
   }
   for relation, without in cases.items():
-    seen = _deltas(with_record, without)
+    seen = deltas(with_record, without)
     bound = _proved(n, b, z, relation)
-    assert (seen <= bound + _COARSE).all()
-    np.testing.assert_allclose(seen, bound, rtol=2e-3, atol=_COARSE)
+    assert (seen <= bound + COARSE).all()
+    np.testing.assert_allclose(seen, bound, rtol=2e-3, atol=COARSE)
   poisson = accounting.poisson_sampled_event(
     accounting.gaussian_event(z), sampling_prob=b / n
   )
-  wrong = accounting.delta_curve(poisson, _EPSILONS)
+  wrong = accounting.delta_curve(poisson, EPSILONS)
   assert (wrong[1:] < seen[1:]).all()
 
 
@@ -146,10 +134,10 @@ def test_renyi_is_below_the_general_bound_and_above_that_of_one_direction():
 
 def test_a_grid_only_adds_and_both_accountants_agree():
   for q, z in ((0.01, 1.0), (0.3, 4.0)):
-    exact = profile(_EPSILONS, sampling_prob=q, noise_multiplier=z)
+    exact = profile(EPSILONS, sampling_prob=q, noise_multiplier=z)
     for interval in (1e-4, 1e-2, 0.2):
       pld = exchanged_pld(sampling_prob=q, noise_multiplier=z, interval=interval)
-      deltas = np.array([pld.get_delta_for_epsilon(e) for e in _EPSILONS])
+      deltas = np.array([pld.get_delta_for_epsilon(e) for e in EPSILONS])
       assert (deltas >= exact - 1e-13).all()
       if interval == 1e-4:
         np.testing.assert_allclose(deltas, exact, rtol=1e-3, atol=1e-12)

@@ -13,10 +13,8 @@ import dpjax
 from dpjax import accounting, sampling
 from dpjax.accounting.exchanged_copies import copies, copies_profile
 from dpjax.validate import UserError
+from tests.accounting.quadrature import COARSE, EPSILONS, GRID, deltas
 
-_EPSILONS = np.array([0.0, 0.05, 0.3, 1.0, 2.5])
-_GRID = np.linspace(-26, 26, 4001)
-_COARSE = 1e-5  # of the quadrature over this grid
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
 
@@ -28,17 +26,8 @@ def _density(contributions, batch_size, z):
   )
   total = sum(sums.values())
   return sum(
-    times / total * stats.norm.pdf(_GRID, place, z) for place, times in sums.items()
+    times / total * stats.norm.pdf(GRID, place, z) for place, times in sums.items()
   )
-
-
-def _deltas(one, other):
-  """Hockey-stick divergence at `_EPSILONS`, the worse direction, by quadrature."""
-  return np.array([
-    max(np.trapezoid(np.maximum(p - math.exp(e) * q, 0), _GRID)
-        for p, q in ((one, other), (other, one)))
-    for e in _EPSILONS
-  ])  # fmt: skip
 
 
 def _event(n, b, z):
@@ -47,7 +36,7 @@ def _event(n, b, z):
 
 
 def _proved(n, b, z, relation):
-  return accounting.delta_curve(_event(n, b, z), _EPSILONS, neighboring_relation=relation)
+  return accounting.delta_curve(_event(n, b, z), EPSILONS, neighboring_relation=relation)
 
 
 # Others' gradients, those of the record and of its successor, draws, noise.
@@ -64,21 +53,21 @@ _DATA = [
 def test_no_two_neighbours_are_farther_apart_than_proved(others, x, y, b, z):
   n = len(others) + 1
   joint = [x, *others]
-  exchanged = _deltas(_density(joint, b, z), _density([y, *others], b, z))
+  exchanged = deltas(_density(joint, b, z), _density([y, *others], b, z))
   # The profile is read without a grid of losses, and covers a joining record as well.
-  profile = copies_profile(_EPSILONS, num_examples=n, batch_size=b, noise_multiplier=z)
-  joined = _deltas(_density(joint, b, z), _density(others, b, z))
-  assert (exchanged <= profile + _COARSE).all()
-  assert (joined <= profile + _COARSE).all()
+  profile = copies_profile(EPSILONS, num_examples=n, batch_size=b, noise_multiplier=z)
+  joined = deltas(_density(joint, b, z), _density(others, b, z))
+  assert (exchanged <= profile + COARSE).all()
+  assert (joined <= profile + COARSE).all()
 
 
 def test_a_joining_record_against_a_crowd_reaches_the_bound():
   n, b, z = 4, 3, 2.0
   crowd = [-1.0] * (n - 1)
-  seen = _deltas(_density([1.0, *crowd], b, z), _density(crowd, b, z))
+  seen = deltas(_density([1.0, *crowd], b, z), _density(crowd, b, z))
   bound = _proved(n, b, z, _ADD)
-  assert (seen <= bound + _COARSE).all()
-  np.testing.assert_allclose(seen, bound, rtol=2e-3, atol=_COARSE)
+  assert (seen <= bound + COARSE).all()
+  np.testing.assert_allclose(seen, bound, rtol=2e-3, atol=COARSE)
   # A batch without replacement of the same size claims less than is seen: copies count.
   fixed = accounting.fixed_size_event(
     accounting.gaussian_event(z), num_examples=n, batch_size=b
@@ -88,23 +77,23 @@ def test_a_joining_record_against_a_crowd_reaches_the_bound():
   once = accounting.poisson_sampled_event(
     accounting.gaussian_event(z / 2), sampling_prob=1 - (1 - 1 / n) ** b
   )
-  assert (accounting.delta_curve(once, _EPSILONS)[2:] < seen[2:]).all()
+  assert (accounting.delta_curve(once, EPSILONS)[2:] < seen[2:]).all()
 
 
 def test_an_exchanged_record_is_near_the_bound_and_above_a_joining_one():
   n, b, z = 4, 2, 1.5
   crowd = [-1.0] * (n - 1)
-  seen = _deltas(_density([1.0, *crowd], b, z), _density([-1.0, *crowd], b, z))
+  seen = deltas(_density([1.0, *crowd], b, z), _density([-1.0, *crowd], b, z))
   bound = _proved(n, b, z, _REPLACE)
-  assert (seen <= bound + _COARSE).all() and (bound <= 1.25 * seen + 2e-3).all()
+  assert (seen <= bound + COARSE).all() and (bound <= 1.25 * seen + 2e-3).all()
   np.testing.assert_allclose(
     bound,
-    copies_profile(_EPSILONS, num_examples=n, batch_size=b, noise_multiplier=z),
+    copies_profile(EPSILONS, num_examples=n, batch_size=b, noise_multiplier=z),
     rtol=1e-3,
     atol=1e-6,
   )
-  joined = _deltas(_density([1.0, *crowd], b, z), _density(crowd, b, z))
-  assert (bound >= joined - _COARSE).all()
+  joined = deltas(_density([1.0, *crowd], b, z), _density(crowd, b, z))
+  assert (bound >= joined - COARSE).all()
 
 
 def test_the_profile_is_convex_falling_and_that_of_a_pair():
@@ -126,13 +115,13 @@ def test_copies_are_counted_to_the_last_and_one_draw_is_a_fixed_size_batch():
   fixed = accounting.fixed_size_event(
     accounting.gaussian_event(2.0), num_examples=9, batch_size=1
   )
-  once = accounting.delta_curve(fixed, _EPSILONS, neighboring_relation=_REPLACE)
+  once = accounting.delta_curve(fixed, EPSILONS, neighboring_relation=_REPLACE)
   np.testing.assert_allclose(_proved(9, 1, 2.0, _REPLACE), once, rtol=1e-4, atol=1e-9)
 
 
 def test_more_records_cost_no_more():
   curves = [
-    copies_profile(_EPSILONS, num_examples=n, batch_size=4, noise_multiplier=1.0)
+    copies_profile(EPSILONS, num_examples=n, batch_size=4, noise_multiplier=1.0)
     for n in (8, 12, 1000)
   ]
   assert (np.diff(curves, axis=0) < 0).all()

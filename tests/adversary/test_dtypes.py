@@ -18,27 +18,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from dpjax import gradients
 from dpjax.validate import UserError
 from tests.adversary import dtypes
+from tests.adversary.routes import LOSSES, ROUTES, SLACK, flat, norm
 
-ROUTES = {
-  "auto": dict(method="auto"),
-  "ghost": dict(method="ghost"),
-  "vmap": dict(method="vmap"),
-  "microbatched": dict(method="auto", microbatch_size=3),
-}
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_SLACK = 1e-5  # the guarantee
-_LOSSES = int(os.environ.get("DPJAX_ADVERSARY_LOSSES", "200"))
-
-
-def _flat(tree):
-  leaves = [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)]
-  return np.concatenate(leaves)
-
-
-def _norm(flat):
-  """Of numbers up to 1e308."""
-  largest = np.abs(flat).max(initial=0)
-  return largest * np.linalg.norm(flat / largest) if 0 < largest < np.inf else largest
 
 
 def _terms(grad_fn, params, batch, mask):
@@ -48,7 +30,7 @@ def _terms(grad_fn, params, batch, mask):
   for i in range(size):
     total = run(params, batch, mask & (np.arange(size) == i)).total
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(total))
-    alone.append(_flat(total))
+    alone.append(flat(total))
   return np.array(alone)
 
 
@@ -62,9 +44,9 @@ def check(recipe, routes=tuple(ROUTES)):
     found[route] = _terms(grad_fn, *data)
     for i, term in enumerate(found[route]):
       assert np.isfinite(term).all(), (route, i)
-      assert _norm(term) <= recipe.clip_norm * (1 + _SLACK), (route, i, _norm(term))
+      assert norm(term) <= recipe.clip_norm * (1 + SLACK), (route, i, norm(term))
     np.testing.assert_array_equal(found[route][-1], 0)  # padding
-  kept = {route: [_norm(term) > 0 for term in terms] for route, terms in found.items()}
+  kept = {route: [norm(term) > 0 for term in terms] for route, terms in found.items()}
   assert len(set(map(tuple, kept.values()))) == 1, kept
   return sum(kept[routes[0]])
 
@@ -110,7 +92,7 @@ def test_a_few_losses_of_low_precision_keep_every_guarantee():
 
 @pytest.mark.long
 def test_losses_of_low_precision_keep_every_guarantee_on_every_route():
-  _run(_LOSSES, tuple(ROUTES))
+  _run(LOSSES, tuple(ROUTES))
 
 
 def _layer(layer, dtype, before="float32", inside="float32", after="float32"):
@@ -129,19 +111,19 @@ def _influence(recipe, count, **options):
   )
   most = np.ones(count, bool)
   least = np.arange(count) > 0
-  moved = _flat(run(params, alike, most).total) - _flat(run(params, alike, least).total)
-  return _norm(moved) / recipe.clip_norm
+  moved = flat(run(params, alike, most).total) - flat(run(params, alike, least).total)
+  return norm(moved) / recipe.clip_norm
 
 
 def _check_influence(recipe, count, **options):
   """The last of many moves the sum as far as it does alone: not less either, for a rounded
   sum stands still until it jumps."""
   alone = _influence(recipe, 1)
-  assert alone <= 1 + _SLACK
+  assert alone <= 1 + SLACK
   # Float32 rounds each of the two sums, of numbers up to `count`.
   rounding = 4 * count * np.finfo(np.float32).eps
   moved = _influence(recipe, count, **options)
-  assert abs(moved - alone) <= _SLACK + rounding, (recipe, count, alone, moved)
+  assert abs(moved - alone) <= SLACK + rounding, (recipe, count, alone, moved)
 
 
 # A parameter that is widened where it meets the data, and a wide one that is cast there and back.
@@ -220,7 +202,7 @@ def test_p2_a_finite_gradient_is_clipped_whatever_its_size(method, clip_norm):
     x = jnp.asarray([[size, -size, size / 2], [0.5, 0.25, 0.0]]).astype(dtype)
     run = jax.jit(gradients.clipped_grad(loss, l2_clip_norm=clip_norm, method=method))
     term = run(w, x, np.array([True, False])).total
-    np.testing.assert_allclose(_norm(_flat(term)), clip_norm, rtol=1e-5)
+    np.testing.assert_allclose(norm(flat(term)), clip_norm, rtol=1e-5)
 
 
 _BARE = {

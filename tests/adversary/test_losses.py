@@ -3,8 +3,6 @@
 The 200 losses of the acceptance run are `-m long` (or DPJAX_ADVERSARY_LOSSES=n).
 """
 
-import os
-
 import jax
 import numpy as np
 import pytest
@@ -12,41 +10,23 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from dpjax import gradients
 from tests.adversary import losses
+from tests.adversary.routes import LOSSES, ROUTES, SLACK, flat, norm
 
-ROUTES = {
-  "auto": dict(method="auto"),
-  "ghost": dict(method="ghost"),
-  "vmap": dict(method="vmap"),
-  "microbatched": dict(method="auto", microbatch_size=3),
-}
-_SLACK = 1e-5  # the guarantee
 _ACCURATE = 1e-5  # a float32 gradient this near to the float64 one is expected
 _CLOSE = 1e-3
-_LOSSES = int(os.environ.get("DPJAX_ADVERSARY_LOSSES", "200"))
-
-
-def _flat(tree):
-  leaves = [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)]
-  return np.concatenate(leaves)
-
-
-def _norm(flat):
-  """Of numbers up to 1e308."""
-  largest = np.abs(flat).max(initial=0)
-  return largest * np.linalg.norm(flat / largest) if 0 < largest < np.inf else largest
 
 
 def _contributions(grad_fn, params, batch, mask):
   """(what each example adds alone, the sum of all, norms); padding must add nothing."""
   run = jax.jit(grad_fn)
   size = len(mask)
-  empty = _flat(run(params, batch, np.zeros(size, bool)).total)
+  empty = flat(run(params, batch, np.zeros(size, bool)).total)
   np.testing.assert_array_equal(empty, 0)
   alone = [
-    _flat(run(params, batch, mask & (np.arange(size) == i)).total) for i in range(size)
+    flat(run(params, batch, mask & (np.arange(size) == i)).total) for i in range(size)
   ]
   whole = run(params, batch, mask)
-  return alone, _flat(whole.total), np.asarray(whole.norms)
+  return alone, flat(whole.total), np.asarray(whole.norms)
 
 
 def _gradients(loss, params, batch, wide):
@@ -56,21 +36,21 @@ def _gradients(loss, params, batch, wide):
     cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
     grad = jax.jit(jax.grad(loss))
     one = lambda i: jax.tree.map(lambda leaf: leaf[i], cast(batch))
-    return [_flat(grad(cast(params), one(i))) for i in range(losses.BATCH)]
+    return [flat(grad(cast(params), one(i))) for i in range(losses.BATCH)]
 
 
-def _clipped(flat, clip_norm):
-  norm = _norm(flat)
-  return flat * min(1.0, clip_norm / norm) if norm > 0 else flat
+def _clipped(gradient, clip_norm):
+  length = norm(gradient)
+  return gradient * min(1.0, clip_norm / length) if length > 0 else gradient
 
 
 def _comparable(recipe, exact, narrow, method):
   """Whether float32 computes this gradient accurately, in numbers of ordinary size."""
   if not (np.isfinite(exact).all() and np.isfinite(narrow).all()):
     return False
-  size = _norm(exact)
+  size = norm(exact)
   ordinary = 1e-12 < size < 1e12 and (recipe.is_moderate or method == "vmap")
-  return ordinary and _norm(narrow - exact) <= _ACCURATE * size
+  return ordinary and norm(narrow - exact) <= _ACCURATE * size
 
 
 def check(recipe):
@@ -92,16 +72,16 @@ def _check_route(recipe, route, data, oracle):
   alone, whole, norms = _contributions(grad_fn, *data)
   compared, mask = 0, data[-1]
   assert np.isfinite(whole).all(), route
-  assert _norm(whole) <= sum(map(_norm, alone)) * (1 + 1e-4), route
+  assert norm(whole) <= sum(map(norm, alone)) * (1 + 1e-4), route
   for i, term in enumerate(alone):
     assert np.isfinite(term).all(), (route, i)
-    assert _norm(term) <= clip_norm * (1 + _SLACK), (route, i, _norm(term) / clip_norm)
+    assert norm(term) <= clip_norm * (1 + SLACK), (route, i, norm(term) / clip_norm)
     if not (mask[i] and np.isfinite(norms[i])):
       np.testing.assert_array_equal(term, 0)
     elif _comparable(recipe, oracle[0][i], oracle[1][i], options["method"]):
       compared += 1
       wanted = _clipped(oracle[0][i], clip_norm)
-      assert _norm(term - wanted) <= _CLOSE * _norm(wanted), (route, i)
+      assert norm(term - wanted) <= _CLOSE * norm(wanted), (route, i)
   return compared
 
 
@@ -133,7 +113,7 @@ def test_a_few_odd_losses_keep_every_promise():
 
 @pytest.mark.long
 def test_odd_losses_on_every_route_keep_every_promise():
-  _run(_LOSSES)
+  _run(LOSSES)
 
 
 @pytest.mark.parametrize("name", sorted({**losses.UNARY, **losses.BINARY, **losses.LARGE}))

@@ -1,11 +1,5 @@
 """All executions give one result; on several devices too, with the noise of one."""
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,9 +27,9 @@ from dpjax.federated.execution import client_blocks
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler
 from dpjax.validate import UserError
+from tests import commands
 from tests.federated import problems
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _KEY = jax.random.key(0)
 _EXECUTIONS = {
   "loop": loop_clients(),
@@ -324,28 +318,14 @@ print(json.dumps(found))
 """
 
 
-def _on_eight(program):
-  """What the program prints in the end, on eight devices."""
-  flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-  done = subprocess.run(
-    [sys.executable, "-c", program],
-    cwd=_ROOT,
-    env=os.environ | flags,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
-  return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def on_devices():
-  return _on_eight(_ON_DEVICES)
+  return commands.on_eight_devices("-c", _ON_DEVICES)
 
 
 @pytest.mark.long
 def test_every_algorithm_over_eight_devices_is_the_loop():
-  found = _on_eight(_ALL)
+  found = commands.on_eight_devices("-c", _ALL)
   print(found)
   assert len(found) >= 2 * (14 + 6)
   assert max(found.values()) <= 1e-5, found

@@ -16,16 +16,11 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.run import loop
 from dpjax.validate import UserError
+from tests.runs import small_run
 from tests.runs.stops import die, stop_after
 
 _SMALL = {
-  "grad_method": "vmap",
-  "num_steps": 12,
-  "eval_every": 4,
-  "checkpoint_every": 3,
-  "model.name": "linear",
-  "model.options": {},
-  "data.limit": 400,
+  **small_run.SMALL,
   "privacy.method": "dp_ftrl",
   "privacy.neighboring_relation": "replace_special",
 }

@@ -6,35 +6,20 @@ import pathlib
 import numpy as np
 import pytest
 
-from configs import quickstart
 from dpjax import data, noise
 from dpjax.accounting import Ledger
-from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.run import checkpoint, loop, writers
 from dpjax.validate import UserError
+from tests.runs import small_run
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def _config(**overrides):
-  config = quickstart.get_config()
-  small = {
-    "grad_method": "vmap",
-    "num_steps": 12,
-    "eval_every": 4,
-    "checkpoint_every": 3,
-    "model.name": "linear",
-    "model.options": {},
-    "data.limit": 400,
-  }
-  return fields.replace_all(config, {**small, **overrides})
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("run") / "whole"
-  return workdir, loop.train(_config(), workdir)
+  return workdir, loop.train(small_run.config(), workdir)
 
 
 def test_the_result_holds_every_key_and_the_files_are_there(finished):
@@ -56,14 +41,16 @@ def test_the_ledger_holds_what_ran(finished):
   _, result = finished
   ledger = Ledger.from_json(result["ledger"])
   assert ledger.num_steps == result["num_steps"] == 12
-  plan = build.assemble(_config()).plan
+  plan = build.assemble(small_run.config()).plan
   accounted = ledger.epsilon(plan.accounted_delta(plan.delta))
   assert accounted == pytest.approx(result["epsilon"], rel=1e-9)
 
 
 def test_sgd_has_no_epsilon_and_says_so(tmp_path):
   unset = {"privacy.epsilon": None, "privacy.l2_clip_norm": 1.0}
-  config = _config(**{"privacy.method": "sgd", "optimizer.learning_rate": 0.1}, **unset)
+  config = small_run.config(
+    **{"privacy.method": "sgd", "optimizer.learning_rate": 0.1}, **unset
+  )
   result = loop.train(config, tmp_path / "run")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
 
@@ -71,9 +58,11 @@ def test_sgd_has_no_epsilon_and_says_so(tmp_path):
 def test_shuffled_batches_prove_nothing(tmp_path):
   overrides = {"privacy.sampler": "shuffled"}
   with pytest.raises(UserError, match="ShuffledSampler: has no event"):
-    loop.train(_config(**overrides), tmp_path / "run")
+    loop.train(small_run.config(**overrides), tmp_path / "run")
   overrides |= {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
-  assert loop.train(_config(**overrides), tmp_path / "run")["epsilon_kind"] == "none"
+  assert (
+    loop.train(small_run.config(**overrides), tmp_path / "run")["epsilon_kind"] == "none"
+  )
 
 
 def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
@@ -82,7 +71,7 @@ def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
     "privacy.neighboring_relation": "replace_one",
     "privacy.accountant": "rdp",
   }
-  result = loop.train(_config(**overrides), tmp_path / "run")
+  result = loop.train(small_run.config(**overrides), tmp_path / "run")
   assert result["epsilon_kind"] == "proved" and result["epsilon"] <= 3.0
   assert result["neighboring_relation"] == "replace_one"
 
@@ -116,20 +105,20 @@ def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, overrides, match):
   with pytest.raises(UserError, match=match) as caught:
-    loop.train(_config(**overrides), tmp_path / "run")
+    loop.train(small_run.config(**overrides), tmp_path / "run")
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "run").exists()
 
 
 def test_delta_not_below_one_over_n_is_warned_of(tmp_path, capsys):
-  loop.train(_config(**{"privacy.delta": 0.01}), tmp_path / "run")
+  loop.train(small_run.config(**{"privacy.delta": 0.01}), tmp_path / "run")
   assert "delta" in capsys.readouterr().err
 
 
 def test_p32_diagnostics_are_named_not_private_and_can_be_switched_off(finished, tmp_path):
   named = {name for row in writers.read_metrics(finished[0]) for name in row}
   assert {"not_private/train_loss", "not_private/batch_size"} <= named
-  loop.train(_config(diagnostics=False), tmp_path / "run")
+  loop.train(small_run.config(diagnostics=False), tmp_path / "run")
   silent = {name for row in writers.read_metrics(tmp_path / "run") for name in row}
   assert not [name for name in silent if name.startswith("not_private")]
 
@@ -152,13 +141,13 @@ def test_checkpoints_keep_keys_typed_and_ignore_unfinished_saves(tmp_path):
 
 
 def test_augmentation_and_average_run_and_resume(tmp_path):
-  config = _config(augmentation="shift", augmult=2, ema_decay=0.9, num_steps=4)
+  config = small_run.config(augmentation="shift", augmult=2, ema_decay=0.9, num_steps=4)
   assert loop.train(config, tmp_path / "run")["num_steps"] == 4
 
 
 def test_a_transformer_learns_text_and_refuses_images(tmp_path):
   options = {"features": 8, "num_heads": 2, "num_layers": 1, "max_length": 16}
-  config = _config(
+  config = small_run.config(
     **{"model.name": "transformer", "model.options": options, "num_steps": 4}
   )
   with pytest.raises(UserError, match="needs text"):
@@ -172,7 +161,7 @@ def test_a_transformer_learns_text_and_refuses_images(tmp_path):
 
 def test_p17_one_seed_at_two_epsilons_shares_neither_noise_nor_batches():
   """Equal noise at two scales would give the exact sums away."""
-  run_keys = lambda **changes: build.run_keys(_config(**changes), bytes(32))
+  run_keys = lambda **changes: build.run_keys(small_run.config(**changes), bytes(32))
   one, other = (run_keys(**{"privacy.epsilon": e}) for e in (1.0, 2.0))
   assert noise.key_id(one.noise) != noise.key_id(other.noise)
   assert one.sampler != other.sampler and one.sampler > 2**64

@@ -8,6 +8,7 @@ import pytest
 
 from dpjax import Batch, Plan, PoissonSampler, training
 from dpjax.validate import UserError
+from tests.training import plans
 
 # What is folded into the noise key for the keys of pairs.
 _PAIRS = 2**32 - 1
@@ -15,18 +16,6 @@ _X = jnp.array([[0.5, 1.0], [-1.0, 0.25], [2.0, -0.5]])
 _MASK = jnp.array([True, True, False])
 _CRITIC = jnp.array([0.1, -0.2])
 _GENERATOR = jnp.array([0.3, 0.4])
-
-
-def _plan(noise_multiplier=0.0, **options):
-  return Plan(
-    sampler=PoissonSampler(prob=0.5, capacity=3),
-    noise_multiplier=noise_multiplier,
-    l2_clip_norm=1.0,
-    normalize_by=2,
-    num_steps=4,
-    delta=1e-5,
-    **options,
-  )
 
 
 def _pair(generator, key, x):
@@ -57,7 +46,7 @@ def _both(plan, public=1):
 
 
 def test_two_steps_are_those_of_a_loop_over_single_examples():
-  both = _both(_plan())
+  both = _both(plans.of_three())
   state = both.init(_CRITIC, _GENERATOR)
   critic = np.asarray(_CRITIC, np.float64)
   generator = np.asarray(_GENERATOR, np.float64)
@@ -79,7 +68,7 @@ def test_two_steps_are_those_of_a_loop_over_single_examples():
 
 def test_the_generator_is_a_function_of_released_critics():
   """Other records with the same critic leave the same generator, bit for bit."""
-  both = _both(_plan(noise_multiplier=1.0))
+  both = _both(plans.of_three(noise_multiplier=1.0))
   state = both.init(_CRITIC, _GENERATOR)
   after, _ = both.step(state, Batch(_X, _MASK))
   other, _ = both.step(state, Batch(-3 * _X, ~_MASK))
@@ -91,7 +80,7 @@ def test_the_generator_is_a_function_of_released_critics():
 
 
 def test_both_networks_cost_the_critic_s_steps():
-  plan = _plan(noise_multiplier=1.0)
+  plan = plans.of_three(noise_multiplier=1.0)
   both = _both(plan)
   state = both.init(_CRITIC, _GENERATOR)
   step = jax.jit(both.step)
@@ -101,7 +90,7 @@ def test_both_networks_cost_the_critic_s_steps():
 
 
 def test_steps_beyond_the_plan_leave_no_generator():
-  both = _both(_plan(noise_multiplier=1.0))
+  both = _both(plans.of_three(noise_multiplier=1.0))
   state = both.init(_CRITIC, _GENERATOR)
   step = jax.jit(both.step)
   for _ in range(5):
@@ -111,12 +100,12 @@ def test_steps_beyond_the_plan_leave_no_generator():
 
 def test_what_is_not_proved_is_refused():
   with pytest.raises(UserError, match="plan.slices=2: must be 1"):
-    _both(_plan(slices=2))
+    _both(plans.of_three(slices=2))
   with pytest.raises(UserError, match="public_key"):
     training.adversarial(
       _critic_loss,
       _generator_loss,
-      _plan(),
+      plans.of_three(),
       pair=_pair,
       critic_tx=optax.sgd(1.0),
       generator_tx=optax.sgd(1.0),
@@ -177,7 +166,7 @@ def test_a_public_key_that_follows_from_the_noise_key_is_refused():
       training.adversarial(
         _critic_loss,
         _generator_loss,
-        _plan(),
+        plans.of_three(),
         pair=_pair,
         critic_tx=optax.sgd(1.0),
         generator_tx=optax.sgd(1.0),
@@ -206,7 +195,7 @@ def test_arrays_that_come_after_init_or_by_the_optimizer_are_refused():
   late = training.distillation(
     lambda teacher, x: teacher * x,
     lambda student, teacher, x: jnp.sum(student * holder[0]),
-    _plan(),
+    plans.of_three(),
     inputs=lambda public, teacher, key: 1.0,
     teacher_tx=optax.sgd(1.0),
     student_tx=optax.sgd(1.0),
@@ -223,7 +212,7 @@ def test_arrays_that_come_after_init_or_by_the_optimizer_are_refused():
   both = training.adversarial(
     _critic_loss,
     _generator_loss,
-    _plan(),
+    plans.of_three(),
     pair=_pair,
     critic_tx=optax.sgd(1.0),
     generator_tx=keeps,

@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import Batch, Plan, PoissonSampler, training
+from dpjax import Batch, training
 from dpjax.validate import UserError
+from tests.training import plans
 
 _X = jnp.array([[0.5, 1.0], [-1.0, 0.25], [2.0, -0.5]])
 _MASK = jnp.array([True, True, False])
@@ -15,18 +16,6 @@ _BATCH = Batch(_X, _MASK)
 _TEACHER = jnp.array([0.1, -0.2])
 _STUDENT = jnp.array([0.3, 0.4])
 _PUBLIC = jnp.array([[1.0, 0.0], [0.0, 2.0]])
-
-
-def _plan(noise_multiplier=0.0, **options):
-  return Plan(
-    sampler=PoissonSampler(prob=0.5, capacity=3),
-    noise_multiplier=noise_multiplier,
-    l2_clip_norm=1.0,
-    normalize_by=2,
-    num_steps=4,
-    delta=1e-5,
-    **options,
-  )
 
 
 def _teacher_loss(teacher, x):
@@ -56,7 +45,7 @@ def _both(plan, **changes):
 
 
 def test_two_steps_are_those_of_a_loop_over_single_examples():
-  both = _both(_plan())
+  both = _both(plans.of_three())
   state = both.init(_TEACHER, _STUDENT)
   teacher = np.asarray(_TEACHER, np.float64)
   student = np.asarray(_STUDENT, np.float64)
@@ -81,7 +70,7 @@ def test_two_steps_are_those_of_a_loop_over_single_examples():
 
 def test_the_student_is_a_function_of_released_teachers_and_costs_nothing():
   """Other records with the same teacher leave the same student, bit for bit."""
-  plan = _plan(noise_multiplier=1.0)
+  plan = plans.of_three(noise_multiplier=1.0)
   both = _both(plan)
   step = jax.jit(both.step)
   alone = jax.jit(both.student_step)
@@ -137,7 +126,7 @@ _READS_X = optax.stateless(lambda updates, params: updates + _X[0])
   ],
 )
 def test_a_student_that_reads_what_is_not_declared_is_refused(changes, words):
-  both = _both(_plan(), **changes)
+  both = _both(plans.of_three(), **changes)
   with pytest.raises(UserError, match=f"student_loss: {words}") as caught:
     both.init(_TEACHER, _STUDENT)
   assert "\n" not in str(caught.value)
@@ -145,9 +134,9 @@ def test_a_student_that_reads_what_is_not_declared_is_refused(changes, words):
 
 def test_what_is_not_proved_is_refused():
   with pytest.raises(UserError, match="plan.slices=2: must be 1"):
-    _both(_plan(slices=2))
+    _both(plans.of_three(slices=2))
   with pytest.raises(UserError, match="public_key"):
-    _both(_plan(), public_key=3)
+    _both(plans.of_three(), public_key=3)
 
 
 # --- both read private examples
@@ -169,7 +158,7 @@ def _joint(plan):
 
 
 def test_both_gradients_are_clipped_as_one_vector_and_charged_once():
-  plan = _plan()
+  plan = plans.of_three()
   init, step = _joint(plan)
   step = jax.jit(step)
   before = init({"teacher": _TEACHER, "student": _STUDENT})
@@ -202,7 +191,7 @@ def test_both_gradients_are_clipped_as_one_vector_and_charged_once():
 
 
 def test_networks_of_other_names_are_refused():
-  init, _ = _joint(_plan())
+  init, _ = _joint(plans.of_three())
   for params in ({"teacher": _TEACHER}, _TEACHER):
     with pytest.raises(UserError, match='params: must be {"teacher": ..., "student": ...}'):
       init(params)

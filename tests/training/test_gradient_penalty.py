@@ -7,8 +7,9 @@ import optax
 import pytest
 from flax import linen as nn
 
-from dpjax import Batch, Plan, PoissonSampler, training
+from dpjax import Batch, training
 from dpjax.validate import UserError
+from tests.training import plans
 
 _X = jnp.array([[0.5, 1.0], [-1.0, 0.25], [2.0, -0.5]])
 _MASK = jnp.array([True, True, False])
@@ -63,18 +64,10 @@ def _generator_loss(generator, critic, key):
 
 
 def _both(critic_loss=_critic_loss, generator_loss=_generator_loss, **options):
-  plan = Plan(
-    sampler=PoissonSampler(prob=0.5, capacity=3),
-    noise_multiplier=0.0,
-    l2_clip_norm=1.0,
-    normalize_by=2,
-    num_steps=4,
-    delta=1e-5,
-  )
   return training.adversarial(
     critic_loss,
     generator_loss,
-    plan,
+    plans.of_three(),
     pair=_pair,
     critic_tx=optax.sgd(0.5),
     generator_tx=optax.sgd(0.25),

@@ -3,12 +3,6 @@
 What eight devices do is asked of one program, `mesh_program`.
 """
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -18,23 +12,14 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import workdir, writers
 from dpjax.validate import UserError
+from tests import commands
 from tests.training import mesh_program
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _MESHES = ("data:8", "data:4,model:2")
 
 
 def _program(*arguments):
-  flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-  done = subprocess.run(
-    [sys.executable, "-m", "tests.training.mesh_program", *arguments],
-    cwd=_ROOT,
-    env=os.environ | flags,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
-  return json.loads(done.stdout.splitlines()[-1])
+  return commands.on_eight_devices("-m", "tests.training.mesh_program", *arguments)
 
 
 @pytest.fixture(scope="module")
