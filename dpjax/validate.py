@@ -207,6 +207,25 @@ def non_negative(**named: Any) -> None:
     _require(ok, name, value, "a finite number >= 0")
 
 
+def finite(**named: Any) -> None:
+  """Raises unless each value is a finite number.
+
+  >>> finite(threshold=math.nan)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: threshold=nan: must be a finite number
+  """
+  for name, value in named.items():
+    ok = _is_number(value) and math.isfinite(value)
+    _require(ok, name, value, "a finite number")
+
+
+def flag(**named: Any) -> None:
+  """Raises unless each value is True or False: a text "no" would count as True."""
+  for name, value in named.items():
+    _require(isinstance(value, bool), name, value, "True or False")
+
+
 def probability(**named: Any) -> None:
   """Raises unless each value is in (0, 1]."""
   for name, value in named.items():
@@ -231,6 +250,19 @@ def share(**named: Any) -> None:
     _require(_is_number(value) and 0 <= value < 1, name, value, "in [0, 1)")
 
 
+def number_in(low: float, high: float, **named: Any) -> None:
+  """Raises unless each value is a number in [low, high].
+
+  >>> number_in(0, 1, alpha=1.5)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: alpha=1.5: must be in [0, 1]
+  """
+  for name, value in named.items():
+    ok = _is_number(value) and low <= value <= high
+    _require(ok, name, value, f"in [{low:g}, {high:g}]")
+
+
 MIN_FACTOR = 1e-6
 MAX_FACTOR = 1e6
 
@@ -246,9 +278,7 @@ def factors(**named: Iterable[float]) -> None:
   """
   for name, values in named.items():
     for index, value in enumerate(values):
-      ok = _is_number(value) and MIN_FACTOR <= value <= MAX_FACTOR
-      bound = f"in [{MIN_FACTOR:g}, {MAX_FACTOR:g}]"
-      _require(ok, f"{name}[{index}]", value, bound)
+      number_in(MIN_FACTOR, MAX_FACTOR, **{f"{name}[{index}]": value})
 
 
 def several(**named: object) -> tuple:

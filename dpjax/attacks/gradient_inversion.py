@@ -113,8 +113,7 @@ class Dlg:
 
   def __post_init__(self):
     validate.integer_at_least(1, steps=self.steps, memory=self.memory)
-    if not isinstance(self.line_search, bool):
-      raise UserError("must be True or False", field="line_search", value=self.line_search)
+    validate.flag(line_search=self.line_search)
     validate.positive(learning_rate=self.learning_rate)
     validate.non_negative(tolerance=self.tolerance)
 

@@ -225,9 +225,7 @@ def relative_confidence(
   array([0.   , 0.566])
   """
   validate.positive(temperature=temperature)
-  validate.non_negative(offline_a=offline_a)
-  if offline_a > 1:
-    raise UserError("must be in [0, 1]", field="offline_a", value=offline_a)
+  validate.number_in(0, 1, offline_a=offline_a)
   confidence = lambda side: np.nanmean(special.expit(side / temperature), axis=0)  # [n]
   without = confidence(evidence.side(False, 1, "rmia"))
   if offline:

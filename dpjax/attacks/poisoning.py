@@ -122,8 +122,7 @@ class Trigger:
 
   def __post_init__(self):
     validate.integer_at_least(1, size=self.size)
-    if not isinstance(self.value, int | float) or not math.isfinite(self.value):
-      raise UserError("must be a finite number", field="value", value=self.value)
+    validate.finite(value=self.value)
 
   def stamp(self, x: HostArray) -> np.ndarray:
     """Stamps the pattern on images [n, H, W, C]. Raises UserError for no images, or too

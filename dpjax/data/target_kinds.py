@@ -7,13 +7,12 @@ public: whoever holds the data declares them, and nothing is estimated from the 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
 
 from dpjax.types import HostArray
-from dpjax.validate import UserError
+from dpjax.validate import UserError, finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +34,7 @@ class Interval:
   def __post_init__(self):
     for name in ("lower", "upper"):
       value = getattr(self, name)
-      is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-      if not is_number or not math.isfinite(value):
-        raise UserError("must be a finite number", field=name, value=value)
+      finite(**{name: value})
       # 0 and 0.0 are one bound, and the digest of the data uses the text.
       object.__setattr__(self, name, float(value))
     if not self.lower < self.upper:

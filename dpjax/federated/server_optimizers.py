@@ -24,7 +24,6 @@ import optax
 
 from dpjax import trees, validate
 from dpjax.types import Array
-from dpjax.validate import UserError
 
 SECOND_MOMENTS: dict[str, Callable[..., Array]] = {
   "adagrad": lambda v, square, beta_2: v + square,
@@ -67,10 +66,7 @@ def fed_opt(
   validate.one_of(SECOND_MOMENTS, name=name)
   validate.positive(server_learning_rate=learning_rate, tau=tau)
   beta_1 = (0.0 if name == "adagrad" else 0.9) if beta_1 is None else beta_1
-  for argument, value in {"beta_1": beta_1, "beta_2": beta_2}.items():
-    validate.non_negative(**{argument: value})
-    if value >= 1:
-      raise UserError("must be in [0, 1)", field=argument, value=value)
+  validate.share(beta_1=beta_1, beta_2=beta_2)
   moved = SECOND_MOMENTS[name]
 
   def init(params: Any) -> FedOptState:

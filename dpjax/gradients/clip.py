@@ -20,8 +20,8 @@ from dpjax.types import Array, ClipLike, NeighboringRelation, NumberTree, Params
 from dpjax.validate import UserError
 
 # Within these limits a bound, and every term of that length, are normal float32 numbers.
-_MIN_NORM = 1e-25
-_MAX_NORM = 1e30
+MIN_NORM = 1e-25
+MAX_NORM = 1e30
 # The quotient limit keeps every factor finite.
 _MIN_GAMMA = 1e-8
 _MAX_QUOTIENT = 1e30
@@ -105,8 +105,8 @@ class Automatic(ClipRule):
     least = max(_MIN_GAMMA, largest / _MAX_QUOTIENT)
     if self.gamma < least:
       raise UserError(f"must be >= {least:g}", field="gamma", value=self.gamma)
-    if self.gamma > _MAX_NORM:
-      raise UserError(f"must be <= {_MAX_NORM:g}", field="gamma", value=self.gamma)
+    if self.gamma > MAX_NORM:
+      raise UserError(f"must be <= {MAX_NORM:g}", field="gamma", value=self.gamma)
 
   def top(self, bound: float) -> float:
     # With top <= gamma the factor top / (n + gamma) is at most 1, as every rule requires.
@@ -175,13 +175,8 @@ class Clip:
       check(l2_clip_norm=self.norms)
     for leaf in active:
       check(l2_clip_norm=leaf)
-      if not (_MIN_NORM <= leaf <= _MAX_NORM or math.isinf(leaf)):
-        raise UserError(
-          f"must be in [{_MIN_NORM:g}, {_MAX_NORM:g}], the range in which float32 "
-          "can bound a gradient",
-          field="l2_clip_norm",
-          value=leaf,
-        )
+      if not math.isinf(leaf):
+        check_norm(l2_clip_norm=leaf)
     self.rule.check(max(active))
 
   def check_steps(self, num_steps: int) -> None:
@@ -232,6 +227,24 @@ class Clip:
       raise UserError(
         "must be a number, or a prefix of the parameter tree", field="l2_clip_norm"
       ) from None
+
+
+def check_norm(**named: float) -> None:
+  """Raises unless each value is a clip norm that float32 can hold a gradient to.
+
+  >>> check_norm(l2_clip_norm=1e-30)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: l2_clip_norm=1e-30: must be in [1e-25, 1e+30], the range in ...
+  """
+  for name, value in named.items():
+    if not MIN_NORM <= value <= MAX_NORM:
+      raise UserError(
+        f"must be in [{MIN_NORM:g}, {MAX_NORM:g}], the range in which float32 can bound "
+        "a gradient",
+        field=name,
+        value=value,
+      )
 
 
 def sensitivity(bound: float, relation: NeighboringRelation | str) -> float:

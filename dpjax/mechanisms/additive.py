@@ -182,7 +182,6 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   """
   stated.positive(noise_multiplier=noise_multiplier)
   validate.non_negative(epsilon=epsilon)
-  stated.number(epsilon=epsilon)
   noise_multiplier = float(noise_multiplier)
   epsilon = float(epsilon)
   half = 0.5 / noise_multiplier

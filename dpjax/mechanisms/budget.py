@@ -176,7 +176,7 @@ class BudgetLedger:
     return self.spend(name, epsilon=largest("epsilon"), delta=largest("delta"), event=event)
 
   def _check_placed(self, by_itself: bool) -> None:
-    stated.flag(records_may_move=by_itself)
+    validate.flag(records_may_move=by_itself)
     if not by_itself and self.neighboring_relation == "add_or_remove_one":
       raise UserError(
         "under 'add_or_remove_one' removing a record moves those after it into "
@@ -242,10 +242,8 @@ def _total(charges: Iterable[BudgetCharge], name: str) -> Fraction:
 
 
 def _check_amounts(epsilon: float, delta: float) -> None:
-  validate.non_negative(epsilon=epsilon, delta=delta)
-  stated.number(epsilon=epsilon, delta=delta)
-  if delta >= 1:
-    raise UserError("must be in [0, 1)", field="delta", value=delta)
+  validate.non_negative(epsilon=epsilon)
+  validate.share(delta=delta)
 
 
 def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:

@@ -77,6 +77,8 @@ _CHUNK_ENTRIES = 2**23
 # Rows are scaled this far inside their bound: more than float64 loses in a norm.
 _INSIDE = 1 - 1e-9
 _WEIGHTS = (1e-4, 1e4)
+# Products of two norms, and of their noise, stay far within float64.
+_NORMS = (1e-30, 1e30)
 # Sums that get their noise at a time.
 _BLOCK = 2**16
 
@@ -177,12 +179,10 @@ class LeastSquares:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
-    stated.positive(
-      noise_multiplier=self.noise_multiplier,
-      feature_norm=self.feature_norm,
-      target_norm=self.target_norm,
-    )
-    stated.flag(unit_rows=self.unit_rows)
+    stated.positive(noise_multiplier=self.noise_multiplier)
+    norms = {"feature_norm": self.feature_norm, "target_norm": self.target_norm}
+    validate.number_in(*_NORMS, **norms)
+    validate.flag(unit_rows=self.unit_rows)
     # Called for its check alone.
     _ = self.l2_sensitivity
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)

@@ -75,11 +75,9 @@ class NoisyMeans(abc.ABC):
     norms = {f"clip_norms[{i}]": norm for i, norm in enumerate(self.clip_norms)}
     numbers = ("normalize_by", "noise_multiplier", "median_epsilon")
     checked = {name: getattr(self, name) for name in numbers} | norms
-    stated.positive(**checked)
     for name, value in checked.items():
-      low, high = _MEDIAN_EPSILONS if name == "median_epsilon" else _NUMBERS
-      if not low <= float(value) <= high:
-        raise UserError(f"must be in [{low:g}, {high:g}]", field=name, value=value)
+      bounds = _MEDIAN_EPSILONS if name == "median_epsilon" else _NUMBERS
+      validate.number_in(*bounds, **{name: value})
     object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.positive(noise_multiplier=self.total_noise_multiplier)

@@ -47,7 +47,7 @@ class _Selection:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
-    stated.flag(monotonic=self.monotonic)
+    validate.flag(monotonic=self.monotonic)
     stated.positive(epsilon=self.epsilon, utility_sensitivity=self.utility_sensitivity)
     stated.positive(scale=self.scale)
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)

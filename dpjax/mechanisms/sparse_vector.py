@@ -77,15 +77,15 @@ class SparseVector:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
-    stated.flag(monotonic=self.monotonic)
+    validate.flag(monotonic=self.monotonic)
     stated.positive(epsilon=self.epsilon, sensitivity=self.sensitivity)
     validate.non_negative(epsilon_values=self.epsilon_values)
-    stated.number(epsilon_values=self.epsilon_values)
+    validate.finite(epsilon_values=self.epsilon_values)
     validate.integer_at_least(1, max_above=self.max_above)
     if self.max_above > _MOST_ABOVE:
       raise UserError("must be below 2^31", field="max_above", value=self.max_above)
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
-    stated.number(threshold=self.threshold)
+    validate.finite(threshold=self.threshold)
     if self.monotonic and self.neighboring_relation == "replace_one":
       raise UserError("must be False under replace_one", field="monotonic", value=True)
     stated.positive(threshold_scale=self.threshold_scale, query_scale=self.query_scale)

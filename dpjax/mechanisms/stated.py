@@ -16,7 +16,6 @@ be accounted under any other relation, where its epsilon would come out too smal
 from __future__ import annotations
 
 import math
-import numbers
 
 from dpjax import accounting, validate
 from dpjax.validate import UserError
@@ -87,34 +86,6 @@ def positive(**named: float) -> None:
       raise UserError("must be a finite float64 number > 0, as its inverse", field=name)
 
 
-def _float(value: float) -> float:
-  try:
-    return float(value)
-  except OverflowError:
-    return math.inf
-
-
-def flag(**named: bool) -> None:
-  """Raises unless each value is True or False: a text "no" would count as True."""
-  for name, value in named.items():
-    if not isinstance(value, bool):
-      raise UserError("must be True or False", field=name, value=value)
-
-
-def number(**named: float) -> None:
-  """Raises unless each value is a finite number.
-
-  >>> number(threshold=math.nan)
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: threshold=nan: must be a finite number
-  """
-  for name, value in named.items():
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (real and math.isfinite(_float(value))):
-      raise UserError("must be a finite number", field=name, value=value)
-
-
 def interval(lower: float, upper: float) -> None:
   """Raises unless lower < upper are finite numbers.
 
@@ -123,6 +94,6 @@ def interval(lower: float, upper: float) -> None:
   ...
   dpjax.validate.UserError: upper=1.0: must be a number above lower=1.0
   """
-  number(lower=lower, upper=upper)
+  validate.finite(lower=lower, upper=upper)
   if not 0 < float(upper) - float(lower) < math.inf:
     raise UserError(f"must be a number above lower={lower!r}", field="upper", value=upper)

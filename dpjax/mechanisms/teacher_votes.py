@@ -121,7 +121,7 @@ class ConfidentGNMax:
   neighboring_relation: str = "add_or_remove_one"
 
   def __post_init__(self) -> None:
-    stated.number(threshold=self.threshold)
+    validate.finite(threshold=self.threshold)
     stated.positive(check_std=self.check_std)
     # Refuses a wrong std or relation before any call.
     _ = self.votes

@@ -57,8 +57,7 @@ class Mlp(nn.Module):
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)
-    if not 0 <= self.dropout < 1:
-      raise validate.UserError("must be in [0, 1)", field="dropout", value=self.dropout)
+    validate.share(dropout=self.dropout)
     for width in self.features:
       validate.integer_at_least(1, features=width)
     activations.activation_fn(self.activation)

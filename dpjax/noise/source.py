@@ -310,9 +310,7 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   >>> int(bernoulli(key_from_bytes(bytes(32)), 1.0, (5,)).sum())
   5
   """
-  validate.non_negative(prob=prob)
-  if prob > 1:
-    raise UserError("must be in [0, 1]", field="prob", value=prob)
+  validate.number_in(0, 1, prob=prob)
   # A fraction stays a fraction; fractions and floats are both exact numbers.
   prob = prob if isinstance(prob, numbers.Rational) else float(prob)
   key = threefry.fused(key)

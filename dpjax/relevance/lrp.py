@@ -24,7 +24,6 @@ Nothing here is private: relevance is computed from raw examples.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -77,11 +76,10 @@ class Lrp:
     validate.one_of(INPUT_RULES, input_rule=self.input_rule)
     validate.one_of(TARGETS, target=self.target)
     validate.non_negative(stabilizer=self.stabilizer)
-    if not (validate.positive(alpha=self.alpha) is None and self.alpha >= 1):
+    validate.positive(alpha=self.alpha)
+    if self.alpha < 1:
       raise UserError("must be >= 1", field="alpha", value=self.alpha)
-    for name in ("low", "high"):
-      if not math.isfinite(getattr(self, name)):
-        raise UserError("must be a finite number", field=name, value=getattr(self, name))
+    validate.finite(low=self.low, high=self.high)
     if not self.low < self.high:
       raise UserError(f"must be above low={self.low!r}", field="high", value=self.high)
 

@@ -67,10 +67,7 @@ class FixedSizeSampler(SizedSampler):
 
   def __post_init__(self):
     validate.integer_at_least(1, batch_size=self.batch_size, num_examples=self.num_examples)
-    if not isinstance(self.size_is_public, bool):
-      raise UserError(
-        "must be True or False", field="size_is_public", value=self.size_is_public
-      )
+    validate.flag(size_is_public=self.size_is_public)
     most = self.num_examples if self.size_is_public else self.num_examples - 1
     if self.batch_size > most:
       raise UserError(

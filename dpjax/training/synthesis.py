@@ -87,8 +87,7 @@ class Embedding:
     validate.integer_at_least(0, num_frequencies=self.num_frequencies, side=self.side)
     validate.integer_at_least(0, seed=self.seed)
     validate.open_unit(count_share=self.count_share, moments_share=self.moments_share)
-    if not 0 < self.length_scale < math.inf:
-      raise UserError("must be > 0", field="length_scale", value=self.length_scale)
+    validate.positive(length_scale=self.length_scale)
     if len(self.shape) != 3 or math.prod(self.shape) > _MOST_PIXELS:
       raise UserError(
         f"must be images [H, W, C] of at most {_MOST_PIXELS} numbers",

@@ -102,13 +102,8 @@ class AdaptingClip(gradients.Flat):
 
 def check_factors(min_factor: float, max_factor: float) -> None:
   """Raises UserError for multiples of the first clip norm that are out of range."""
-  validate.positive(min_factor=min_factor, max_factor=max_factor)
-  low = validate.MIN_FACTOR
-  high = validate.MAX_FACTOR
-  if not low <= min_factor <= 1:
-    raise UserError(f"must be in [{low:g}, 1]", field="min_factor", value=min_factor)
-  if not 1 <= max_factor <= high:
-    raise UserError(f"must be in [1, {high:g}]", field="max_factor", value=max_factor)
+  validate.number_in(validate.MIN_FACTOR, 1, min_factor=min_factor)
+  validate.number_in(1, validate.MAX_FACTOR, max_factor=max_factor)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -208,6 +208,9 @@ def test_noise_is_on_a_grid_that_the_data_do_not_decide():
   [
     ({"noise_multiplier": 0.0}, "noise_multiplier=0.0: must be"),
     ({"noise_multiplier": 1.0, "feature_norm": -1.0}, "feature_norm=-1.0: must be"),
+    # Its square is no float64, and nor is the inverse of the next one's.
+    ({"noise_multiplier": 1.0, "feature_norm": 1e300}, r"feature_norm=1e\+300: must be in"),
+    ({"noise_multiplier": 1.0, "target_norm": 1e-300}, "target_norm=1e-300: must be in"),
     ({"noise_multiplier": 1.0, "target_norm": np.nan}, "target_norm=nan: must be"),
     ({"noise_multiplier": 1.0, "moment_weight": 1e-9}, "moment_weight=1e-09: must be 0"),
     ({"noise_multiplier": 1.0, "neighboring_relation": "none"}, "neighboring_relation"),

@@ -142,6 +142,14 @@ def test_empty_records_are_left_out(loaded):
       "would be ignored",
     ),
     ({"privacy__least_squares__moment_weight": -1.0}, "moment_weight=-1.0: must be"),
+    (
+      {"privacy__least_squares__moment_weight": 1e-9},
+      "^privacy.least_squares.moment_weight=1e-09: must be 0 or in",
+    ),
+    (
+      {"privacy__least_squares__feature_norm": 1e40},
+      r"^privacy.least_squares.feature_norm=1e\+40: must be in",
+    ),
     ({"privacy__epsilon": 0.0}, "epsilon"),
   ],
 )

@@ -218,6 +218,9 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
     ({"task": "infer"}, "train.model.options.activation=None: must be 'square'"),
     ({"task.entry_bits": 40}, "task.entry_bits=40: must be at most 32"),
     ({"task.silent": 10}, "task.silent=10"),
+    # Bounds of the protocols and of the mechanism, not of configs in general.
+    ({"task.num_clients": 10_001}, r"task.num_clients=10001: .* in \[2, 10000\]"),
+    ({"task": {"name": "noisy_model", "num_steps": 10**7}}, r"in \[1, 1000000\]"),
     ({"task": {"name": "regress", "table": "wine"}}, "table='wine': must be one of"),
     ({"rows": {"a": {"title": "b"}}}, r"rows\['a'\].title: would be ignored"),
     ({"rows": {"a": {}, "A": {}}}, "two labels give runs of the same name"),

@@ -9,11 +9,16 @@ from typing import Annotated
 
 from dpjax import accounting
 from dpjax.experiments.config import rules
+from dpjax.gradients import clip
 
 COUNT = rules.at_least(1)
 
 Accountant = Annotated[str, rules.among(("", *accounting.ACCOUNTANTS))]
-ClipNorm = Annotated[float, rules.POSITIVE, rules.IN_FLOAT32]
+ClipNorm = Annotated[
+  float,
+  rules.POSITIVE,
+  rules.FieldRule(clip.check_norm, f"in [{clip.MIN_NORM:g}, {clip.MAX_NORM:g}]"),
+]
 DataDir = Annotated[str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"]
 Delta = Annotated[float, rules.OPEN_UNIT]
 Epsilon = Annotated[float | None, rules.POSITIVE]
@@ -22,6 +27,10 @@ EpsilonBudget = Annotated[
 ]
 NoiseMultiplier = Annotated[float | None, rules.NON_NEGATIVE]
 NumUpdates = Annotated[int, rules.between(1, rules.MOST_STEPS)]
+# Of a release that no sampler precedes: its proof is under both.
+RecordRelation = Annotated[
+  str, rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1]))
+]
 Release = Annotated[bool, "keys from the operating system, noise on a grid, no diagnostics"]
 Seed = Annotated[int, rules.at_least(0), "of every key that no release draws"]
 Writer = Annotated[

@@ -61,24 +61,20 @@ OPEN_UNIT = FieldRule(validate.open_unit, "in (0, 1)")
 SHARE = FieldRule(validate.share, "in [0, 1)")
 
 
-def _number(holds: Callable[[Any], bool], words: str) -> FieldRule:
-  """Returns a rule for a number that must satisfy a condition."""
-
-  def check(**named: Any) -> None:
-    for name, value in named.items():
-      if not holds(value):
-        raise UserError(f"must be {words}", field=name, value=value)
-
-  return FieldRule(check, words)
-
-
 def not_below(bound: float) -> FieldRule:
   """Returns the rule of a number that has a lower bound.
 
   >>> not_below(0.5).words
   '>= 0.5'
   """
-  return _number(lambda value: value >= bound, f">= {bound:g}")
+  words = f">= {bound:g}"
+
+  def check(**named: Any) -> None:
+    for name, value in named.items():
+      if not value >= bound:
+        raise UserError(f"must be {words}", field=name, value=value)
+
+  return FieldRule(check, words)
 
 
 def at_least(bound: int) -> FieldRule:
@@ -111,7 +107,9 @@ def within_range(low: float, high: float) -> FieldRule:
   ...
   dpjax.validate.UserError: share=3.0: must be in [0.5, 2]
   """
-  return _number(lambda value: low <= value <= high, f"in [{low:g}, {high:g}]")
+  return FieldRule(
+    lambda **named: validate.number_in(low, high, **named), f"in [{low:g}, {high:g}]"
+  )
 
 
 def among(choices: Iterable[str], *, user_defined: bool = False) -> FieldRule:

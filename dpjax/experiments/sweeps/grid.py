@@ -59,7 +59,6 @@ class SelectionConfig:
   enabled: Annotated[bool, "release the best run alone, at a cost of its own"] = False
   mean_trials: Annotated[
     float,
-    rules.POSITIVE,
     rules.within_range(1, rules.MOST_RUNS),
     "mean of the random number of runs",
   ] = 10.0

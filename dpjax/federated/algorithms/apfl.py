@@ -18,7 +18,6 @@ from dpjax.federated.client import ClientAlgorithm, Local, Received
 from dpjax.federated.described import algorithm
 from dpjax.federated.round import Common, FederatedAlgorithm, federated, optimizing_server
 from dpjax.types import Array, ArrayLike, ClientTx, LossFn, Params
-from dpjax.validate import UserError
 
 
 class PersonalMemory(NamedTuple):
@@ -121,9 +120,8 @@ def apfl(
   `mixed(v, state.params, alpha)` is its model. alpha = 0 is `fed_avg`; alpha = 1 trains each
   client alone.
   """
-  validate.non_negative(alpha=alpha, alpha_learning_rate=alpha_learning_rate)
-  if alpha > 1:
-    raise UserError("must be in [0, 1]", field="alpha", value=alpha)
+  validate.number_in(0, 1, alpha=alpha)
+  validate.non_negative(alpha_learning_rate=alpha_learning_rate)
   begin = lambda params: PersonalMemory(jax.tree.map(jnp.array, params), jnp.float32(alpha))
   client = apfl_client(loss_fn, client_tx, alpha_learning_rate=alpha_learning_rate)
   return federated(client, optimizing_server(server_tx), memory=begin, **common)

@@ -78,8 +78,7 @@ class InverseBanded:
     coefficients = validate.several(coefficients=self.coefficients)
     validate.integer_in(1, _MOST_BANDS, number_of_coefficients=len(coefficients))
     for place, value in enumerate(coefficients[1:], start=1):
-      if not (isinstance(value, float | int | np.floating) and -1 <= value <= 0):
-        raise UserError("must be in [-1, 0]", field=f"coefficients[{place}]", value=value)
+      validate.number_in(-1, 0, **{f"coefficients[{place}]": value})
     if coefficients[0] != 1:
       raise UserError("the first must be 1", field="coefficients", value=coefficients[:1])
     if self.redraw not in (True, False, None):

@@ -74,7 +74,7 @@ _INSIDE = 1 - 1e-9
 _UPWARDS = 1 + 1e-9
 # Deviations of noise for which the opened model must stay in the range of fixed point.
 _TAIL = 12
-_MOST_STEPS = 10**6
+MOST_STEPS = 10**6
 _LARGEST = 2.0**62
 
 
@@ -128,7 +128,7 @@ class OutputNoise:
 
   def __post_init__(self) -> None:
     validate.integer_in(1, 2**24, num_rows=self.num_rows, num_features=self.num_features)
-    validate.integer_in(1, _MOST_STEPS, num_steps=self.num_steps)
+    validate.integer_in(1, MOST_STEPS, num_steps=self.num_steps)
     validate.integer_in(1, 2**16, num_outputs=self.num_outputs)
     validate.integer_in(1, ring64.MOST_FRAC_BITS, frac_bits=self.frac_bits)
     validate.positive(

@@ -139,7 +139,8 @@ class Committee(SumSettings):
 
 def check_committee(num_members: int, colluding: int, packed: int) -> None:
   """Raises UserError for a committee that could never rebuild a sum, or that hides nothing."""
-  validate.integer_at_least(1, packed=packed)
+  # Two members need a point each, beside those of the packed words.
+  validate.integer_in(1, galois_shares.MOST_POINTS - 2, packed=packed)
   validate.integer_in(2, galois_shares.MOST_POINTS - packed, num_members=num_members)
   validate.integer_in(1, num_members - 1, colluding=colluding)
   if colluding + packed > num_members:

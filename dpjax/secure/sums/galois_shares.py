@@ -44,7 +44,7 @@ def degree_for(num_shares: int, packed: int) -> int:
   >>> degree_for(5, 1), degree_for(100, 20)
   (3, 7)
   """
-  validate.integer_at_least(1, packed=packed)
+  validate.integer_in(1, MOST_POINTS - 1, packed=packed)
   validate.integer_in(1, MOST_POINTS - packed, num_shares=num_shares)
   return max(2, (num_shares + packed - 1).bit_length())
 

@@ -47,7 +47,7 @@ import math
 
 import numpy as np
 
-from dpjax.validate import UserError
+from dpjax.validate import UserError, flag
 
 MAX_LEVERAGE = 0.9
 # Smaller numbers cannot be learnt: relative to the largest singular value, and never above
@@ -156,8 +156,7 @@ class Disclosure:
   """
 
   def __init__(self, *, secret_labels: bool = True):
-    if not isinstance(secret_labels, bool):
-      raise UserError("must be True or False", field="secret_labels", value=secret_labels)
+    flag(secret_labels=secret_labels)
     self._secret_labels = secret_labels
     self._seen: set[bytes] = set()  # rows of all batches
     self._steps: dict[bytes, int] = {}  # batch -> steps on it

@@ -310,6 +310,8 @@ def test_committees_are_the_smallest_that_scipy_finds_safe(
     ({"num_members": 1}, "num_members=1: must be"),
     ({"num_members": 5000}, "num_members=5000: must be"),
     ({"min_survivors": 1}, "min_survivors=1: must be"),
+    # More than there are points: the number of members had a bound below zero.
+    ({"packed": 10**6}, r"packed=1000000: must be an integer in \[1, 1022\]"),
   ],
 )
 def test_wrong_committees_are_one_line(settings, words):

@@ -183,12 +183,12 @@ class FtrlConfig(WithChoices):
 class LeastSquaresConfig:
   """The release of privacy.method='least_squares'; see `dpjax.mechanisms.LeastSquares`."""
 
-  feature_norm: Annotated[
-    float, rules.within_range(1e-30, 1e30), "bound on the inputs of one example"
-  ] = 1.0
+  feature_norm: Annotated[float, rules.POSITIVE, "bound on the inputs of one example"] = 1.0
   unit_rows: Annotated[bool, "scales every example to it; false: longer ones alone"] = True
   moment_weight: Annotated[
-    float, rules.within_range(0, 1e4), "of inputs' second moments beside those with classes"
+    float,
+    rules.NON_NEGATIVE,
+    "of inputs' second moments beside those with classes; 0, or 1e-4 to 1e4",
   ] = 1.0
   ridge: Annotated[float, rules.within_range(0, 1e6), "in norms of their noise"] = 0.3
   directions: Annotated[
@@ -225,7 +225,6 @@ class PrivacyConfig(WithChoices):
   ] = "constant"
   clip_schedule_final: Annotated[
     float,
-    rules.POSITIVE,
     rules.within_range(validate.MIN_FACTOR, validate.MAX_FACTOR),
     "factor of l2_clip_norm at the last step",
   ] = 0.1
@@ -237,7 +236,6 @@ class PrivacyConfig(WithChoices):
   ] = "poisson"
   sampling_prob: Annotated[
     float,
-    rules.PROBABILITY,
     rules.within_range(1 / rules.MOST_PASSES, 1),
     "expected batch size / number of examples",
   ] = 0.05

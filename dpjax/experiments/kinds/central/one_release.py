@@ -90,6 +90,15 @@ def check(config: TrainConfig) -> None:
     )
   if config.privacy.noise_multiplier == 0:
     raise UserError(f"must be > 0 {reason}", field="privacy.noise_multiplier", value=0)
+  chosen = config.privacy.least_squares
+  # The mechanism owns the bounds of these fields; its noise is not known yet.
+  with bounds.within("privacy.least_squares"):
+    mechanisms.LeastSquares(
+      noise_multiplier=1.0,
+      feature_norm=chosen.feature_norm,
+      moment_weight=chosen.moment_weight,
+      unit_rows=chosen.unit_rows,
+    )
 
 
 def unread(config: TrainConfig) -> Unused:

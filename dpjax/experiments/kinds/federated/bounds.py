@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from dpjax import names, validate
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds import bounds
@@ -13,9 +11,6 @@ from dpjax.validate import UserError
 
 # Largest batch of a client, for any number of examples.
 _ANY_BATCH = 1024
-# Below this, shares are 0 or 1 in any case.
-_LEAST_ALPHA = 1e-9
-_MOST_EXPONENT = 50.0
 
 
 def local_batch(config: FedConfig, num_examples: int) -> None:
@@ -65,15 +60,5 @@ def _partition(config: FedConfig) -> None:
   counts = ("num_clients", "shards_per_client")
   validate.integer_in(1, rules.MOST_CLIENTS, **named("partition", partition, *counts))
   validate.integer_at_least(0, **named("partition", partition, "min_size", "seed"))
-  alpha = getattr(partition, "alpha", math.inf)
-  exponent = getattr(partition, "exponent", 0.0)
-  low = _LEAST_ALPHA
-  high = 1 / _LEAST_ALPHA
-  if not (low <= alpha <= high or alpha == math.inf):
-    raise UserError(
-      f"must be in [{low:g}, {high:g}] or inf", field="partition.alpha", value=alpha
-    )
-  if not 0 <= exponent <= _MOST_EXPONENT:
-    raise UserError(
-      f"must be in [0, {_MOST_EXPONENT:g}]", field="partition.exponent", value=exponent
-    )
+  validate.positive_or_inf(**named("partition", partition, "alpha"))
+  validate.non_negative(**named("partition", partition, "exponent"))

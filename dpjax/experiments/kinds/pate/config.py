@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-from dpjax import accounting
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.unread import Unused, needs
@@ -63,8 +62,7 @@ class PateConfig:
   delta: Annotated[common.Delta, "of the same"] = 1e-5
   epsilon_budget: common.EpsilonBudget = None
   neighboring_relation: Annotated[
-    str,
-    rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1])),
+    common.RecordRelation,
     "add_or_remove_one: a record's content chooses its teacher; replace_one: its place",
   ] = "add_or_remove_one"
   num_components: Annotated[int, common.COUNT, "of the public pool, for its graph"] = 50
@@ -79,7 +77,7 @@ class PateConfig:
     bool, "publish that cost by smooth sensitivity, and pay for it; of gnmax"
   ] = False
   cost_order: Annotated[
-    float, rules.POSITIVE, "Renyi order of the published cost, above 1"
+    float, "Renyi order of the published cost, from 1 to 1 / (2 cost_beta)"
   ] = 14.0
   cost_beta: Annotated[float, rules.POSITIVE, "of its smooth sensitivity, a teacher"] = 0.02
   cost_noise: Annotated[

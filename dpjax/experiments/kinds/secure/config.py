@@ -20,7 +20,8 @@ from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
 from dpjax.secure import sums
 from dpjax.secure.homomorphic.inference import LAYOUTS
-from dpjax.secure.mpc import secureml
+from dpjax.secure.mpc import output_noise, ring64, secureml
+from dpjax.secure.sums import vectors
 from dpjax.secure.sums.homomorphic_sums import CkksSum
 from dpjax.validate import UserError
 
@@ -33,8 +34,10 @@ _MOST_ROWS = 10_000
 class SumTask:
   """Clients' random integers, added by `protocol`."""
 
-  num_clients: Annotated[int, rules.between(2, rules.MOST_CLIENTS), "a vector each"] = 10
-  length: Annotated[int, rules.between(1, 2**28), "entries of a vector"] = 1000
+  num_clients: Annotated[int, rules.between(2, vectors.MOST_CLIENTS), "a vector each"] = 10
+  length: Annotated[int, rules.between(1, vectors.MOST_ENTRIES), "entries of a vector"] = (
+    1000
+  )
   entry_bits: Annotated[int, rules.between(1, 63), "entries are below 2^entry_bits"] = 20
   silent: Annotated[int, "clients who fall silent once they have shared their keys"] = 0
   module: ClassVar[str] = "vector_sums"
@@ -141,12 +144,14 @@ class NoisyModelTask:
     float, rules.POSITIVE, "of weights and bias; without one nothing is proved"
   ] = 0.3
   num_steps: Annotated[
-    int, rules.between(1, rules.MOST_STEPS), "with all rows in each, from weights of 0"
+    int,
+    rules.between(1, output_noise.MOST_STEPS),
+    "with all rows in each, from weights of 0",
   ] = 50
   learning_rate: Annotated[
     float | None, "over the number of rows a power of two; none: the largest that is proved"
   ] = None
-  frac_bits: Annotated[int, rules.between(4, 24), "of fixed point"] = 18
+  frac_bits: Annotated[int, rules.between(4, ring64.MOST_FRAC_BITS), "of fixed point"] = 18
   diagnostics: Annotated[bool, "compare with the model without noise: NOT private"] = False
   module: ClassVar[str] = "noisy_model"
   reads: ClassVar[str] = ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any
 
-from dpjax import accounting
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
@@ -34,7 +33,7 @@ class WassersteinGan:
   epochs: Annotated[
     int, rules.between(1, rules.MOST_EPOCHS), "expected steps of each record"
   ] = 20
-  l2_clip_norm: Annotated[float, rules.POSITIVE, "of one record's gradient"] = 1.0
+  l2_clip_norm: Annotated[common.ClipNorm, "of one record's gradient"] = 1.0
   penalty: Annotated[float, rules.POSITIVE, "weight of the gradient penalty"] = 1.0
   critic_steps: Annotated[
     int, common.COUNT, "of the critic before each step of the generator"
@@ -79,9 +78,9 @@ class SynthesisConfig(WithChoices):
   epsilon: Annotated[float, rules.POSITIVE, "of all that is released"] = 1.0
   delta: Annotated[common.Delta, "of the same"] = 1e-5
   epsilon_budget: common.EpsilonBudget = None
-  neighboring_relation: Annotated[
-    str, rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1])), "see the guide"
-  ] = "add_or_remove_one"
+  neighboring_relation: Annotated[common.RecordRelation, "see the guide"] = (
+    "add_or_remove_one"
+  )
   num_steps: Annotated[
     int, rules.between(1, rules.MOST_STEPS), "updates of the generator; they cost nothing"
   ] = 1000
