@@ -31,7 +31,7 @@ _AT_MOST = {
   "fragments, %": 0.1,
   "bundles": 0,
 }
-_AT_LEAST = {"own-line comments": 48}
+_AT_LEAST = {"own-line comments": 47}
 _FRAGMENT = re.compile(
   r"^(What|Of|By which|By|Whose|Who|That of|Those|One|With which|In which|From which|To which|As)\b"
 )

@@ -231,8 +231,17 @@ def judge(
     verdict = "above"
   else:
     verdict = "cannot tell" if "cannot tell" in verdicts else "below"
-  details = "; ".join(map(_detail, points))
-  return Judgement(verdict, points, f"{_WORDS[verdict]} ({line.words}): {details}")
+  details = []
+  for point in points:
+    tpr = point.rate.tpr_interval
+    fpr = point.rate.fpr_interval
+    details.append(
+      f"TPR {lower(tpr[0])} to {upper(tpr[1])} at FPR {lower(fpr[0])} to {upper(fpr[1])}, "
+      f"where at most {lower(point.allowed[0])} to {upper(point.allowed[1])} is allowed"
+    )
+  return Judgement(
+    verdict, points, f"{_WORDS[verdict]} ({line.words}): {'; '.join(details)}"
+  )
 
 
 _WORDS = {
@@ -251,12 +260,3 @@ def _judged(rate: roc.RateAtFpr, line: AllowedRoc) -> Judged:
   else:
     verdict = "below" if rate.tpr_interval[1] <= low else "cannot tell"
   return Judged(rate, (low, high), verdict)
-
-
-def _detail(point: Judged) -> str:
-  tpr = point.rate.tpr_interval
-  fpr = point.rate.fpr_interval
-  return (
-    f"TPR {lower(tpr[0])} to {upper(tpr[1])} at FPR {lower(fpr[0])} to {upper(fpr[1])}, "
-    f"where at most {lower(point.allowed[0])} to {upper(point.allowed[1])} is allowed"
-  )
