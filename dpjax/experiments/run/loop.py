@@ -176,7 +176,8 @@ def run(
       from dpjax.experiments.run import row_hooks
 
       hook = row_hooks.of_run(job.config, folder)
-      held.callback(hook.close)
+      if hook is not None:
+        held.callback(hook.close)
     trainer = _Trainer(
       folder, run_id, name, on_save, (code, look), release=job.release, hook=hook
     )
