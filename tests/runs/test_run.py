@@ -81,7 +81,7 @@ def test_fixed_size_sampling_is_proved_under_replace_one(tmp_path):
   [
     ({"privacy.epsilon": 0.0}, "privacy.epsilon=0.0"),
     ({"privacy.epsilon": -1.0}, "privacy.epsilon=-1.0"),
-    ({"privacy.sampling_prob": 1.5}, r"privacy.sampling_prob=1.5: must be in \(0, 1\]"),
+    ({"privacy.sampling_prob": 1.5}, r"privacy.sampling_prob=1.5: must be in \[1e-09, 1\]"),
     ({"privacy.delta": 0.0}, "delta=0.0"),
     ({"privacy.capacity": 90}, "capacity=90"),
     ({"privacy.noise_multiplier": 1.0}, "not both"),
