@@ -40,6 +40,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import trees
+from dpjax.branches import rarely_taken
 from dpjax.gradients import clipping
 from dpjax.gradients.clip import Clip
 from dpjax.gradients.ghost import (
@@ -149,7 +150,6 @@ def clipped_sum(
     factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
     leaf_factors = _spread(factors, params)  # of each leaf: [B]
     most = _spread(longest, params)  # of each leaf: [B]
-    sums = []
     used = []
     waiting = {}
     for i, (unit, known) in enumerate(zip(ordered, first)):
@@ -160,27 +160,51 @@ def clipped_sum(
         # Their terms are added one by one, after the sum (`_with_rows_alone`).
         each = [jnp.where(alone.left, 0, each[0])] * len(each)
       used.append(each)
+
+    def total(i, factors, finite):
+      known = first[i]
+      if sum_of(ordered[i]) is Sum.AGAIN:
+        known = unit_rules.at_most(known, of(ordered[i], most))
+      return unit_rules.totals(ordered[i], flow, recorded, known, factors, finite)
+
+    places = range(len(ordered))
+    if platform == "cpu":
       # A convolution is summed below, outside this branch.
-      if unit_rules.convolves(unit):
-        sums.append(None)
-        continue
-      if sum_of(unit) is Sum.AGAIN:
-        known = unit_rules.at_most(known, of(unit, most))
-      sums.append(unit_rules.totals(unit, flow, recorded, known, each))
-    return sums, norms, used, waiting
+      at_once = [i for i in places if not unit_rules.convolves(ordered[i])]
+      sums = {i: total(i, used[i], None) for i in at_once}
+      return sums, norms, used, waiting
+    at_once = [i for i in places if sum_of(ordered[i]) is not Sum.AGAIN]
+
+    def usual():
+      return {i: total(i, of(ordered[i], leaf_factors), True) for i in at_once}
+
+    @rarely_taken
+    def unusual():
+      sums = {i: total(i, used[i], False) for i in at_once}
+      return _with_rows_alone(sums, ordered, flow, recorded, waiting)
+
+    # An accelerator is bound by memory: as a rule no operand is copied to drop an example, and
+    # no sum is, to add terms to it.
+    lefts = [each.left for each in waiting.values()]
+    nobody_waits = jnp.logical_not(jnp.any(jnp.stack(lefts))) if lefts else True
+    sums = lax.cond(unit_rules.all_finite(first) & nobody_waits, usual, unusual)
+    formed_again = {i: total(i, used[i], None) for i in places if i not in at_once}
+    return sums | formed_again, norms, None, None
 
   ordered = [*held, *recomputed]
   of = lambda unit, leaves: [leaves[i] for i in unit.leaves]
   sums, norms, used, waiting = on_settled(
     clipped, (early, unit_rules.sites_only(recomputed, recorded))
   )
-  # In a branch XLA's CPU backend takes three times as long for a convolution.
-  sums = [
-    unit_rules.convolutions(unit, flow, recorded, factors) if each is None else each
-    for unit, each, factors in zip(ordered, sums, used)
-  ]
-  sums = _with_rows_alone(sums, ordered, flow, recorded, waiting)
-  total = treedef.unflatten(_by_leaf(ordered, sums))  # leaves [*param]
+  if platform == "cpu":
+    # In a branch XLA's CPU backend takes three times as long for a convolution.
+    convolved = {
+      i: unit_rules.convolutions(unit, flow, recorded, used[i])
+      for i, unit in enumerate(ordered)
+      if i not in sums
+    }
+    sums = _with_rows_alone(sums | convolved, ordered, flow, recorded, waiting)
+  total = treedef.unflatten(_by_leaf(ordered, [sums[i] for i in range(len(ordered))]))  # leaves [*param]
   unit = rescale_to_unit_norm
   total = clipping.rescaled(total, clip, rescale_to_unit_norm=unit)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
@@ -188,12 +212,12 @@ def clipped_sum(
 
 
 def _with_rows_alone(
-  sums: list[Any],
+  sums: dict[int, Any],
   ordered: Sequence[Unit],
   flow: ParamFlow,
   recorded: tapped.Recorded,
   waiting: dict[int, unit_rules.Waiting],
-) -> list[Any]:
+) -> dict[int, Any]:
   """Adds the terms of examples whose c_i g_i underflow to the sums, one example after the
   other."""
   if not waiting:
@@ -209,8 +233,7 @@ def _with_rows_alone(
   left = functools.reduce(jnp.logical_or, [each.left for each in waiting.values()])  # [B]
   # The carry of the loop keeps its type, also under shard_map.
   first = as_varying_as((recorded, left), {i: sums[i] for i in waiting})
-  more = _row_by_row(add, left, first)
-  return [more.get(i, each) for i, each in enumerate(sums)]
+  return sums | _row_by_row(add, left, first)
 
 
 def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any) -> Any:
@@ -227,6 +250,7 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
     row = jnp.argmax(left)
     return left.at[row].set(False), fn(carry, row)
 
+  @rarely_taken
   def loop(state):
     return lax.while_loop(lambda state: jnp.any(state[0]), step, state)
 

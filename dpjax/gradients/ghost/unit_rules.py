@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import trees
+from dpjax.branches import rarely_taken
 from dpjax.gradients import equations
 from dpjax.gradients.ghost import cost_model, lengths, row_forms, tapped
 from dpjax.gradients.ghost.jaxpr_sites import Loop, Site
@@ -264,20 +265,25 @@ def totals(
   recorded: Recorded,
   first: Norms,
   factors: Sequence[jax.Array],
+  finite: bool | None = None,
 ) -> tuple[jax.Array, ...]:
   """Computes sum_i factors[l][i] * gradient_i of leaf l, for each leaf of the unit.
 
   A factor of exactly 0 drops its example, whatever its operands hold.
+
+  Args:
+    finite: whether every example has a finite norm, as the caller's branch knows; None: it
+      does not, and what is dropped is found here.
   """
   how = sum_of(unit)
   if how is Sum.ZERO:
     return tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
   if how is Sum.HELD and unit.rule is Rule.GRADIENT:
-    return tuple(_weighted(x, factor) for x, factor in zip(first.held, factors))
+    return tuple(_weighted(x, factor, finite) for x, factor in zip(first.held, factors))
   if how is Sum.HELD:
     # All sites of the leaf share this one matrix, so it is converted back through the
     # first.
-    product = _weighted(first.held, factors[0])
+    product = _weighted(first.held, factors[0], finite)
     site = unit.sites[0]
     form = unit.forms[0]
     if unit.swapped[0]:
@@ -288,9 +294,15 @@ def totals(
     return _one_by_one(unit, flow, recorded, first, factors)
   # A non-finite operand makes its example's norm infinite or NaN, or is where no parameter
   # is reached. So finite norms imply finite operands.
-  longest = [length.longest for length in first.lengths]  # of each leaf: [B]
-  finite = jnp.all(jnp.isfinite(jnp.stack(longest)))
-  return _transposed(unit, flow, recorded, factors, finite=finite)
+  if finite is not None:
+    return _transposed(unit, flow, recorded, factors, finite=finite)
+  return _transposed(unit, flow, recorded, factors, finite=all_finite([first]))
+
+
+def all_finite(results: Sequence[Norms]) -> jax.Array:
+  """Whether every example has a finite norm in every leaf of these units: [] bool."""
+  longest = [length.longest for first in results for length in first.lengths]  # each [B]
+  return jnp.all(jnp.isfinite(jnp.stack(longest)))
 
 
 def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
@@ -438,9 +450,11 @@ def alone(
   return tuple(_held_to(grad, factor, waiting.longest[row]) for grad in grads)
 
 
-def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
-  """Sums [B, ...] with weights [B] -> [...]."""
-  if math.prod(x.shape[1:]) > _BRANCH_ABOVE:
+def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
+  """Sums [B, ...] with weights [B] -> [...]; see `totals`."""
+  if finite:
+    return trees.dot_examples(factor, trees.at_least_float32(x))
+  if finite is None and math.prod(x.shape[1:]) > _BRANCH_ABOVE:
     return trees.weighted_sum(x, factor, jnp.all(factor != 0))
   x = trees.at_least_float32(x)
   return trees.dot_examples(factor, _cleaned(x, factor, 0))
@@ -468,7 +482,7 @@ def _transposed(
   recorded: Recorded,
   factors: Sequence[jax.Array],
   call: Callable = lambda fn, tree: fn(tree),
-  finite: jax.Array | None = None,
+  finite: jax.Array | bool | None = None,
 ):
   """Applies each site's ordinary transpose at c_i g_i, once per distinct factor
   ("book-keeping")."""
@@ -497,8 +511,11 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
 
   def clipped(settled):
     factor, data, cotangents = settled
-    cleaned = tuple(_cleaned(a, factor, depth) for a in data)
-    return cleaned, tuple(_clipped(g, factor, depth) for g in cotangents)
+    if finite is True:
+      cleaned = data
+    else:
+      cleaned = tuple(_cleaned(a, factor, depth) for a in data)
+    return cleaned, tuple(_clipped(g, factor, depth, finite) for g in cotangents)
 
   def as_it_lies(factor, data, cotangents):
     (product,) = multiplied(data, tuple(_clipped(g, factor, depth) for g in cotangents))
@@ -511,15 +528,18 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
     return transpose(batch, seen, data, cotangents, wide=form is not None)
   multiplied = functools.partial(_multiplied, form)
   # For so few numbers a branch costs more than the pass that it saves.
-  if finite is None or form.left * form.rows <= _WIDE * len(factor):
+  is_known = finite is None or isinstance(finite, bool)
+  if is_known or form.left * form.rows <= _WIDE * len(factor):
     return multiplied(*call(clipped, args))
   # If all operands are finite, a factor of 0 drops its example without cleaning them.
-  return lax.cond(finite, as_it_lies, lambda *args: multiplied(*clipped(args)), *args)
+  without_rows = rarely_taken(lambda *args: multiplied(*clipped(args)))
+  return lax.cond(finite, as_it_lies, without_rows, *args)
 
 
 def _multiplied(form: RowForm, data, cotangents) -> tuple[jax.Array]:
   rows = form.build(data, cotangents)  # [N, T, K], [N, T, P], T over the whole batch
-  if form.blocks > 1 or form.left <= form.right:
+  fast = form.left <= form.right or made_for.platform() != "cpu"
+  if form.blocks > 1 or fast:
     return (form.unflatten(row_forms.product(rows, form.left)),)
   # XLA's CPU backend forms [P, K] in .3 to .9 of the time of [K, P]. Without the barrier it
   # would form one as the transpose of the other.
@@ -532,8 +552,12 @@ def _along(x: jax.Array, values: jax.Array, depth: int) -> jax.Array:
   return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
 
 
-def _clipped(g: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
+def _clipped(
+  g: jax.Array, factor: jax.Array, depth: int, finite: Any = None
+) -> jax.Array:
   g, factor = trees.at_least_float32(g), _along(g, factor, depth)
+  if finite is True:
+    return g * factor.astype(g.dtype)
   # 0 times an infinite cotangent would be NaN, so a dropped example is selected away.
   return jnp.where(factor != 0, g * factor.astype(g.dtype), 0)
 

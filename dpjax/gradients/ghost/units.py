@@ -71,11 +71,19 @@ def sum_of(unit: Unit) -> Sum:
 
 def _entrywise(unit: Unit) -> bool:
   """Whether each entry of the gradient is one entry of a cotangent."""
-  site, *more = unit.sites
+  return _is_entrywise(unit.sites)
+
+
+def _is_entrywise(sites: Sequence[Site]) -> bool:
+  site, *more = sites
   if more or site.name not in ("add", "add_any", "sub", "parameter"):
     return False
   alone = len(site.params) == 1 and site.sources[0].is_view
-  alike = site.out_avals[0].shape == site.params[0].aval.shape and not is_complex(site)
+  # A bias (n) of one row (1, n) has its gradient as it lies, too.
+  wide = [
+    [n for n in aval.shape if n != 1] for aval in (site.out_avals[0], site.params[0].aval)
+  ]
+  alike = wide[0] == wide[1] and not is_complex(site)
   return alone and alike and len(site.loops) == len(site.sources[0].loops)
 
 
@@ -124,6 +132,9 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     # Holding a gradient that was recorded anyway costs nothing. One rounded to half
     # precision must stay the array whose norm was taken.
     recorded = len(sites) == 1 and sites[0].name == "parameter" and not sites[0].loops
+    # An accelerator reads the cotangent once, for the norms and the sums of all that it is the
+    # gradient of. Held, it would be one more array.
+    hold = hold and (platform == "cpu" or not _is_entrywise(sites))
     hold = hold or any(map(_rounds, sites)) or recorded
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
   swapped = _orientation(sites, forms)
