@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,11 +26,28 @@ from dpjax.gradients.ghost.jaxpr_sites import Site, is_complex
 from dpjax.gradients.ghost.lengths import Length
 
 
+# Most offsets of a kernel whose windows are not copied: 5 x 5.
+_MOST_OFFSETS = 25
+
+
 class RowFactors(NamedTuple):
   """Both factors of one example; an integer factor means one-hot rows (-1: none)."""
 
   left: jax.Array  # [N, T, K], or integer [N, T]
   right: jax.Array  # [N, T, P]
+
+
+class PlaceGram(NamedTuple):
+  """Inner products of windows, from those of the places that the windows are made of.
+
+  Two windows have the inner product sum_o <x[t + o], x[s + o]>, over the kernel's offsets o. So
+  each pair of places is multiplied once, not once for every offset, and no window is copied.
+  """
+
+  count: int  # Q, places of the operand
+  channels: int  # numbers of a place, in each block
+  offsets: int
+  build: Callable[[tuple], jax.Array]  # data operands of one example -> [N, T, T]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +65,7 @@ class RowForm:
   recorded: int  # elements of the site's operand and cotangent, per example
   build: Callable[[tuple, tuple], RowFactors]  # (data operands, cotangents) of one example
   unflatten: Callable[[jax.Array], jax.Array]  # [N, K, P] -> the site's parameter
+  places: PlaceGram | None = None  # inner products of the left rows without the rows
 
 
 def find(site: Site) -> RowForm | None:
@@ -175,6 +194,32 @@ def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   return x.reshape(*x.shape[:-1], math.prod(kernel), -1)
 
 
+def _window_sums(products: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
+  """Sums products of places [N, n, *spatial, n, *spatial] over the offsets that two windows
+  share: [N, T, T], T over n and the places of the output."""
+  pads = zip(params["padding"], params["lhs_dilation"])
+  of_places = [(0, 0, 0), *((*pad, dilation - 1) for pad, dilation in pads)]
+  padded = lax.pad(
+    products, jnp.zeros((), products.dtype), [(0, 0, 0), *of_places, *of_places]
+  )
+  strides = [1, *params["window_strides"]]
+  sizes = [products.shape[1], *out]
+  # Strides may leave the last window short of zeros that no output sees.
+  reach = [(size - 1) * stride + 1 for size, stride in zip(sizes, strides)]
+  total = jnp.zeros((), products.dtype)
+  for offset in itertools.product(*map(range, kernel)):
+    starts = [0, *(o * d for o, d in zip(offset, params["rhs_dilation"]))]
+    ends = [start + length for start, length in zip(starts, reach)]
+    total = total + lax.slice(
+      padded,
+      [0, *starts, *starts],
+      [padded.shape[0], *ends, *ends],
+      [1, *strides, *strides],
+    )
+  rows = math.prod(sizes)
+  return total.reshape(products.shape[0], rows, rows)
+
+
 def _window(x: jax.Array, axis: int, stride: int, size: int, start: int) -> jax.Array:
   return lax.slice_in_dim(x, start, start + (size - 1) * stride + 1, stride, axis)
 
@@ -225,6 +270,22 @@ def _conv_form(site: Site) -> RowForm | None:
       _restore((*rhs_s, rhs_i, rhs_o), len(sliced))
     )  # [*sliced, *param]
 
+  def place_products(data):
+    x = data[0].transpose([lhs_n, *lhs_s, lhs_c])  # [n, *spatial, groups * channels]
+    places = x.shape[:-1]
+    split = x.reshape(math.prod(places), groups, channels)
+    # One group needs no transpose, which a GPU would write to memory.
+    flat = split[None, :, 0] if groups == 1 else jnp.moveaxis(split, 1, 0)  # [N, Q, C]
+    products = _side_gram(flat, flat).reshape(groups, *places, *places)
+    return _window_sums(products, params, kernel, out)  # [groups, T, T]
+
+  data_shape = site.data[0].aval.shape
+  known = PlaceGram(
+    count=count * math.prod(_sizes(data_shape, lhs_s)),
+    channels=channels,
+    offsets=offsets,
+    build=place_products,
+  )
   return RowForm(
     blocks=blocks * groups,
     rows=rows,
@@ -237,6 +298,8 @@ def _conv_form(site: Site) -> RowForm | None:
     recorded=_recorded(site),
     build=build,
     unflatten=unflatten,
+    # Each offset is compiled. The steps of a scan would be places, too.
+    places=known if 1 < offsets <= _MOST_OFFSETS and not site.loops else None,
   )
 
 
@@ -419,7 +482,9 @@ def _over_blocks(each: Length) -> Length:
   return Length(norms[0], norms[1])
 
 
-def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
+def gram_length(
+  parts: Sequence[RowFactors], left_grams: Sequence[jax.Array | None] = ()
+) -> RowLengths:
   """|sum of left^T right| through the T x T products of rows (ghost norm).
 
   Rounding is added to the norm: where rows cancel, the sum of pairs could otherwise
@@ -429,7 +494,12 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   An inner product of K numbers, in whichever order a backend adds them, is off by at most
   K eps / 2 times the lengths of both rows (Higham 2002, section 3.1). Constant rows come
   near it: their sums are rounded the same way K times.
+
+  Args:
+    parts: both sides of each site.
+    left_grams: inner products [N, T, T] of the left rows of each site, where they are known.
   """
+  left_grams = left_grams or [None] * len(parts)
   total = jnp.float32(0)
   size = jnp.float32(0)
   reach = jnp.float32(0)
@@ -439,7 +509,11 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   # One-hot rows give bool products.
   as_numbers = lambda gram: gram if is_float(gram) else gram.astype(jnp.float32)
   side_grams = [
-    (as_numbers(_side_gram(p.left, p.left)), _side_gram(p.right, p.right)) for p in parts
+    (
+      as_numbers(_side_gram(p.left, p.left) if known is None else known),
+      _side_gram(p.right, p.right),
+    )
+    for p, known in zip(parts, left_grams)
   ]
   # Lengths of the rows of either side: [N, T]. The diagonal is a masked sum, which XLA
   # merges with those over all pairs.

@@ -149,7 +149,12 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
     length, extent = row_forms.outer_length(parts[0])
     return Norms((length,), None, extent)
   if unit.rule is Rule.GRAM:
-    length, extent = row_forms.gram_length(parts)
+    # Windows that are not read are not copied.
+    known = [
+      form.places.build(data[site.index]) if cost_model.by_places(form) else None
+      for site, form in zip(unit.sites, unit.forms)
+    ]
+    length, extent = row_forms.gram_length(parts, known)
     return Norms((length,), None, extent)
   product = row_forms.summed_product(parts, _left_size(unit))  # [N, K, P], or [N, P, K]
   if unit.hold:
@@ -196,7 +201,9 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   """Returns the gradient [*source.loops, *param] of ONE example for each parameter as the
   site sees it."""
   form = row_forms.find(site)
-  if form is not None and not form.one_hot:
+  # On an accelerator patches cost more traffic than the grouped convolution of the transpose.
+  copies = form is not None and not form.plain and made_for.platform() != "cpu"
+  if form is not None and not form.one_hot and not copies:
     product = row_forms.product(form.build(data, cotangents), form.left)  # [N, K, P]
     return (form.unflatten(product),)
   if site.name in ELEMENTWISE and site.loops:
