@@ -104,7 +104,8 @@ class Cost(NamedTuple):
 
 
 def _sides(form: RowForm) -> int:
-  return form.blocks * form.rows * (form.left * (not form.one_hot) + form.right)
+  left = form.width or form.left * (not form.one_hot)
+  return form.blocks * form.rows * (left + form.right)
 
 
 def _recorded(forms: Sequence[RowForm]) -> int:
@@ -124,9 +125,9 @@ def outer(form: RowForm) -> Cost:
   return Cost(2 * _sides(form), _sides(form), fused=True)
 
 
-def gram(forms: Sequence[RowForm]) -> Cost:
+def gram(forms: Sequence[RowForm], platform: str) -> Cost:
   """Cost of the T x T products of both sides, T over all sites of the leaf."""
-  if len(forms) == 1 and by_places(forms[0]):
+  if len(forms) == 1 and by_places(forms[0], platform):
     return _gram_of_places(forms[0])
   rows = sum(form.rows for form in forms)
   flops = sum(2 * rows * _sides(form) for form in forms)
@@ -142,16 +143,20 @@ def gram(forms: Sequence[RowForm]) -> Cost:
   )
 
 
-def by_places(form: RowForm) -> bool:
+def by_places(form: RowForm, platform: str) -> bool:
   """Whether inner products of windows are summed from those of their places: it costs less.
 
   Windows that overlap little, as with a stride, are fewer than their places.
   """
   if form.places is None:
     return False
-  copied = form.rows * (form.rows + 1) * form.left  # flops and copies, in multiples of blocks
   pairs = form.places.count**2
-  return pairs * form.places.channels + form.rows**2 * form.places.offsets < copied
+  if platform != "cpu":
+    # Bound by memory: products of places and their sums, against copied windows.
+    return pairs + form.rows**2 < form.rows * form.left
+  # Copies cost as much as products. Near a tie the windows need less memory.
+  copied = form.rows * (form.rows + 1) * form.left
+  return 2 * (pairs * form.places.channels + form.rows**2 * form.places.offsets) < copied
 
 
 def _gram_of_places(form: RowForm) -> Cost:

@@ -150,65 +150,106 @@ def clipped_sum(
     factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
     leaf_factors = _spread(factors, params)  # of each leaf: [B]
     most = _spread(longest, params)  # of each leaf: [B]
-    used = []
-    waiting = {}
-    for i, (unit, known) in enumerate(zip(ordered, first)):
-      each = of(unit, leaf_factors)
-      alone = unit_rules.waiting(unit, known, each[0], of(unit, most)[0])
-      if alone is not None:
-        waiting[i] = alone
-        # Their terms are added one by one, after the sum (`_with_rows_alone`).
-        each = [jnp.where(alone.left, 0, each[0])] * len(each)
-      used.append(each)
-
-    def total(i, factors, finite):
-      known = first[i]
-      if sum_of(ordered[i]) is Sum.AGAIN:
-        known = unit_rules.at_most(known, of(ordered[i], most))
-      return unit_rules.totals(ordered[i], flow, recorded, known, factors, finite)
-
-    places = range(len(ordered))
-    if platform == "cpu":
-      # A convolution is summed below, outside this branch.
-      at_once = [i for i in places if not unit_rules.convolves(ordered[i])]
-      sums = {i: total(i, used[i], None) for i in at_once}
-      return sums, norms, used, waiting
-    at_once = [i for i in places if sum_of(ordered[i]) is not Sum.AGAIN]
-
-    def usual():
-      return {i: total(i, of(ordered[i], leaf_factors), True) for i in at_once}
-
-    @rarely_taken
-    def unusual():
-      sums = {i: total(i, used[i], False) for i in at_once}
-      return _with_rows_alone(sums, ordered, flow, recorded, waiting)
-
-    # An accelerator is bound by memory: as a rule no operand is copied to drop an example, and
-    # no sum is, to add terms to it.
-    lefts = [each.left for each in waiting.values()]
-    nobody_waits = jnp.logical_not(jnp.any(jnp.stack(lefts))) if lefts else True
-    sums = lax.cond(unit_rules.all_finite(first) & nobody_waits, usual, unusual)
-    formed_again = {i: total(i, used[i], None) for i in places if i not in at_once}
-    return sums | formed_again, norms, None, None
+    sums = _Sums(ordered, flow, recorded, first, leaf_factors, most)
+    totals = sums.one_by_one() if platform == "cpu" else sums.in_one_branch()
+    return totals, norms
 
   ordered = [*held, *recomputed]
-  of = lambda unit, leaves: [leaves[i] for i in unit.leaves]
-  sums, norms, used, waiting = on_settled(
-    clipped, (early, unit_rules.sites_only(recomputed, recorded))
-  )
-  if platform == "cpu":
-    # In a branch XLA's CPU backend takes three times as long for a convolution.
-    convolved = {
-      i: unit_rules.convolutions(unit, flow, recorded, used[i])
-      for i, unit in enumerate(ordered)
-      if i not in sums
-    }
-    sums = _with_rows_alone(sums | convolved, ordered, flow, recorded, waiting)
-  total = treedef.unflatten(_by_leaf(ordered, [sums[i] for i in range(len(ordered))]))  # leaves [*param]
+  totals, norms = on_settled(clipped, (early, unit_rules.sites_only(recomputed, recorded)))
+  # In a branch XLA's CPU backend takes three times as long for a convolution.
+  convolved = {
+    i: unit_rules.convolutions(ordered[i], flow, recorded, factors)
+    for i, factors in totals.convolved.items()
+  }
+  sums = _with_rows_alone(totals.sums | convolved, ordered, flow, recorded, totals.waiting)
+  total = treedef.unflatten(
+    _by_leaf(ordered, [sums[i] for i in range(len(ordered))])
+  )  # leaves [*param]
   unit = rescale_to_unit_norm
   total = clipping.rescaled(total, clip, rescale_to_unit_norm=unit)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds, mask)
+
+
+class _Totals(NamedTuple):
+  """Sums over the examples, by the place of their unit, and what is left to do."""
+
+  sums: dict[int, Any]
+  convolved: dict[int, Any]  # factors of units that are summed outside of the branch
+  waiting: dict[int, unit_rules.Waiting]  # examples whose terms are added one by one
+
+
+class _Sums(NamedTuple):
+  """What clipped sums are formed from, once the factors are known."""
+
+  units: Sequence[Unit]
+  flow: ParamFlow
+  recorded: tapped.Recorded
+  first: Sequence[unit_rules.Norms]
+  factors: Sequence[jax.Array]  # of each leaf: [B]
+  longest: Sequence[jax.Array]  # of each leaf: [B]
+
+  def total(self, i: int, factors: Sequence[jax.Array], finite: bool | None) -> Any:
+    """Returns the sum of a unit; see `unit_rules.totals`."""
+    unit = self.units[i]
+    known = self.first[i]
+    if sum_of(unit) is Sum.AGAIN:
+      known = unit_rules.at_most(known, [self.longest[leaf] for leaf in unit.leaves])
+    return unit_rules.totals(unit, self.flow, self.recorded, known, factors, finite)
+
+  def factors_of(self, i: int) -> list[jax.Array]:
+    """Returns the factors of a unit's leaves."""
+    return [self.factors[leaf] for leaf in self.units[i].leaves]
+
+  def waiting(self) -> dict[int, unit_rules.Waiting]:
+    """Finds the examples whose terms are added one by one, after the sum."""
+    each = {}
+    for i, unit in enumerate(self.units):
+      leaf = unit.leaves[0]
+      factor = self.factors[leaf]
+      each[i] = unit_rules.waiting(unit, self.first[i], factor, self.longest[leaf])
+    return {i: alone for i, alone in each.items() if alone is not None}
+
+  def used(self, waiting: dict[int, unit_rules.Waiting]) -> list[list[jax.Array]]:
+    """Returns the factors of each unit without the examples that wait."""
+    factors = [self.factors_of(i) for i in range(len(self.units))]
+    for i, alone in waiting.items():
+      factors[i] = [jnp.where(alone.left, 0, factors[i][0])] * len(factors[i])
+    return factors
+
+  def one_by_one(self) -> _Totals:
+    """Forms each sum by itself, but those of convolutions."""
+    waiting = self.waiting()
+    used = self.used(waiting)
+    convolved = {i: used[i] for i, u in enumerate(self.units) if unit_rules.convolves(u)}
+    at_once = [i for i in range(len(used)) if i not in convolved]
+    sums = {i: self.total(i, used[i], None) for i in at_once}
+    return _Totals(sums, convolved, waiting)
+
+  def in_one_branch(self) -> _Totals:
+    """Forms all sums in the usual branch of one conditional, where no example is dropped.
+
+    An accelerator is bound by memory. There no operand is copied to drop an example from it, and
+    no sum to add terms to it.
+    """
+    waiting = self.waiting()
+    used = self.used(waiting)
+    # A compiled loop is not compiled twice.
+    again = [i for i, unit in enumerate(self.units) if sum_of(unit) is Sum.AGAIN]
+    at_once = [i for i in range(len(used)) if i not in again]
+
+    def usual():
+      return {i: self.total(i, self.factors_of(i), True) for i in at_once}
+
+    @rarely_taken
+    def unusual():
+      sums = {i: self.total(i, used[i], False) for i in at_once}
+      return _with_rows_alone(sums, self.units, self.flow, self.recorded, waiting)
+
+    lefts = [alone.left for alone in waiting.values()]
+    nobody_waits = jnp.logical_not(jnp.any(jnp.stack(lefts))) if lefts else True
+    sums = lax.cond(unit_rules.all_finite(self.first) & nobody_waits, usual, unusual)
+    return _Totals(sums | {i: self.total(i, used[i], None) for i in again}, {}, {})
 
 
 def _with_rows_alone(

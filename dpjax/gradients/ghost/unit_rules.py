@@ -151,7 +151,9 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
   if unit.rule is Rule.GRAM:
     # Windows that are not read are not copied.
     known = [
-      form.places.build(data[site.index]) if cost_model.by_places(form) else None
+      form.places.build(data[site.index])
+      if form.places and cost_model.by_places(form, made_for.platform())
+      else None
       for site, form in zip(unit.sites, unit.forms)
     ]
     length, extent = row_forms.gram_length(parts, known)
@@ -172,7 +174,9 @@ def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
     form.build(data[site.index], cotangents[site.index])
     for site, form in zip(unit.sites, unit.forms)
   ]
-  return [RowFactors(*p[::-1]) if swap else p for p, swap in zip(parts, unit.swapped)]
+  return [
+    RowFactors(p.right, p.left) if swap else p for p, swap in zip(parts, unit.swapped)
+  ]
 
 
 def _left_size(unit: Unit) -> int:
@@ -518,11 +522,8 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
 
   def clipped(settled):
     factor, data, cotangents = settled
-    if finite is True:
-      cleaned = data
-    else:
-      cleaned = tuple(_cleaned(a, factor, depth) for a in data)
-    return cleaned, tuple(_clipped(g, factor, depth, finite) for g in cotangents)
+    kept = data if finite is True else tuple(_cleaned(a, factor, depth) for a in data)
+    return kept, tuple(_clipped(g, factor, depth, finite) for g in cotangents)
 
   def as_it_lies(factor, data, cotangents):
     (product,) = multiplied(data, tuple(_clipped(g, factor, depth) for g in cotangents))
@@ -550,7 +551,7 @@ def _multiplied(form: RowForm, data, cotangents) -> tuple[jax.Array]:
     return (form.unflatten(row_forms.product(rows, form.left)),)
   # XLA's CPU backend forms [P, K] in .3 to .9 of the time of [K, P]. Without the barrier it
   # would form one as the transpose of the other.
-  swapped = row_forms.product(RowFactors(*rows[::-1]), form.right)  # [1, P, K]
+  swapped = row_forms.product(RowFactors(rows.right, rows.left), form.right)  # [1, P, K]
   return (form.unflatten(jnp.swapaxes(lax.optimization_barrier(swapped), 1, 2)),)
 
 
@@ -559,9 +560,7 @@ def _along(x: jax.Array, values: jax.Array, depth: int) -> jax.Array:
   return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
 
 
-def _clipped(
-  g: jax.Array, factor: jax.Array, depth: int, finite: Any = None
-) -> jax.Array:
+def _clipped(g: jax.Array, factor: jax.Array, depth: int, finite: Any = None) -> jax.Array:
   g, factor = trees.at_least_float32(g), _along(g, factor, depth)
   if finite is True:
     return g * factor.astype(g.dtype)
