@@ -265,7 +265,9 @@ def _with_chosen_products(jaxpr, steps) -> list[Step]:
   place = {id(step.eqn): i for i, step in enumerate(steps)}
   steps = list(steps)
   for i, step in enumerate(steps):
-    chain = None if step.site is None else chosen_products.find(graph, step.site)
+    if step.site is None:
+      continue
+    chain = chosen_products.find(graph, step.site)
     if chain is None:
       continue
     last = place[id(chain.eqns[-1])]
