@@ -458,7 +458,13 @@ def alone(
   """
   factor = jnp.where(waiting.left, waiting.factor, 0)[row]
   grads = _one_gradient(unit, flow)(*_of_row(unit, recorded, row))
-  return tuple(_held_to(grad, factor, waiting.longest[row]) for grad in grads)
+
+  def held(settled):
+    factor, longest, grads = settled
+    return tuple(_held_to(grad, factor, longest) for grad in grads)
+
+  # Fused with the product of a large and a small number, a square would be that of each.
+  return on_settled(held, (factor, waiting.longest[row], grads))
 
 
 def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
