@@ -38,6 +38,8 @@ _BRANCH_ABOVE = 4096
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
+# Parts of a batch whose operands are copied one after the other, at most.
+_PARTS = 16
 # Share of a clipped term that c_i g_i may lose to underflow before it is computed again.
 _LOST = 1e-7
 
@@ -521,6 +523,34 @@ def _transposed(
 
 def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):
   """Computes sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
+  args = (factor, recorded.operands[site.index], recorded.cotangents[site.index])
+  transposed = functools.partial(_transpose_at, site, seen, call=call, finite=finite)
+  if finite is False and not site.loops:
+    return _in_parts(transposed, args)
+  return transposed(args)
+
+
+def _in_parts(fn: Callable, args: Any) -> tuple[jax.Array, ...]:
+  """Adds fn(part of the batch) over its parts, which are few: operands are copied part by part.
+
+  For a branch that is rarely taken. The memory of a program is that of its largest branch.
+  """
+  count = args[0].shape[0]
+  parts = max(d for d in range(1, _PARTS + 1) if count % d == 0)
+  cut = jax.tree.map(lambda x: x.reshape(parts, count // parts, *x.shape[1:]), args)
+  shapes = jax.eval_shape(fn, jax.tree.map(lambda x: x[0], cut))
+  zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+  def add(total, part):
+    return jax.tree.map(jnp.add, total, fn(part)), None
+
+  # Under shard_map the carry must vary over the mesh as its terms do.
+  return lax.scan(add, as_varying_as(args, zero), cut)[0]
+
+
+def _transpose_at(site: Site, seen, args, *, call, finite):
+  """Returns `_clipped_transpose` of (factors [B], operands, cotangents)."""
+  factor = args[0]
   depth = len(site.loops)
   batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
   # The batch is one more loop around the site.
@@ -536,7 +566,6 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
     # 0 times a dropped row may be -0.0.
     return (jnp.where(product == 0, 0, product),)
 
-  args = (factor, recorded.operands[site.index], recorded.cotangents[site.index])
   if form is None or not form.plain:
     data, cotangents = call(clipped, args)  # [*loops, B, ...]
     return transpose(batch, seen, data, cotangents, wide=form is not None)
