@@ -38,8 +38,7 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   leaves, treedef = jax.tree.flatten(tree)
   # XLA cannot tell that two operands of a conditional are one array, and would read it twice:
   # the cotangents of a product and of the bias that is added to it are one.
-  places = {id(leaf): leaf for leaf in leaves}
-  order = {key: place for place, key in enumerate(places)}
+  distinct = {id(leaf): leaf for leaf in leaves}
 
   def never(tree):
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -47,11 +46,12 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
 
   # Without dimensions of size 1: for these XLA's CPU backend chooses another layout in the
   # branch, and copies.
-  narrow = [jnp.reshape(x, [n for n in jnp.shape(x) if n != 1]) for x in places.values()]
+  narrow = [jnp.reshape(x, [n for n in jnp.shape(x) if n != 1]) for x in distinct.values()]
 
   def on_whole(flat):
-    whole = [jnp.reshape(flat[order[id(x)]], jnp.shape(x)) for x in leaves]
-    return fn(treedef.unflatten(whole))
+    pairs = zip(distinct.items(), flat)
+    whole = {key: jnp.reshape(y, jnp.shape(x)) for (key, x), y in pairs}
+    return fn(treedef.unflatten([whole[id(leaf)] for leaf in leaves]))
 
   # Nothing is below -inf, NaN included. XLA cannot tell, so the conditional stays.
   impossible = jnp.ravel(known[0])[0] < -jnp.inf

@@ -217,6 +217,16 @@ class _Sums(NamedTuple):
       factors[i] = [jnp.where(alone.left, 0, factors[i][0])] * len(factors[i])
     return factors
 
+  def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:
+    """Groups units that read one array of cotangents, such as a matrix and its bias."""
+    groups: dict[Any, list[int]] = {}
+    for i in chosen:
+      # A held gradient is summed as it lies.
+      sites = () if self.units[i].hold else self.units[i].sites
+      read = [array for site in sites for array in self.recorded.cotangents[site.index]]
+      groups.setdefault(tuple(map(id, read)) or ("held", i), []).append(i)
+    return list(groups.values())
+
   def one_by_one(self) -> _Totals:
     """Forms each sum by itself, but those of convolutions."""
     waiting = self.waiting()
@@ -239,7 +249,14 @@ class _Sums(NamedTuple):
     at_once = [i for i in range(len(used)) if i not in again]
 
     def usual():
-      return {i: self.total(i, self.factors_of(i), True) for i in at_once}
+      sums = {}
+      factors = {i: self.factors_of(i) for i in at_once}
+      for group in self.sharing_cotangents(at_once):
+        # One after the other, or the products c_i g_i of all are in memory at once.
+        if sums:
+          factors, sums = lax.optimization_barrier((factors, sums))
+        sums |= {i: self.total(i, factors[i], True) for i in group}
+      return sums
 
     @rarely_taken
     def unusual():
