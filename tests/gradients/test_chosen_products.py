@@ -111,6 +111,13 @@ def test_chosen_matrices_are_never_formed_for_an_example(name):
     lambda p, e: _energy(e["x"][:, :_EXPERTS] @ p["w"][:, e["i"][0]]),
     lambda p, e: _energy(jnp.einsum("kd,kdp->p", e["x"], p["w"][e["i"]])),
     lambda p, e: _energy(p["w"][e["i"][0]].T @ p["w"][e["i"][1]]),
+    # What is chosen begins a loop, or is chosen from again.
+    lambda p, e: _energy(
+      jax.lax.scan(
+        lambda h, x: (jnp.tanh(h * jnp.sum(x)), None), p["w"][e["i"][0]], e["x"]
+      )[0]
+    ),
+    lambda p, e: _energy(e["x"] @ p["layers"][e["i"][0] % 2][e["i"][1]]),
   ],
 )
 def test_other_uses_of_a_choice_keep_their_rules(loss):

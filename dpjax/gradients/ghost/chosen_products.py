@@ -34,6 +34,8 @@ _MOST_PAIRS = 4
 # Equations of a function of JAX, such as `jnp.take`, in which a choice is hidden.
 _MOST_INLINE = 16
 _CHOICES = ("gather", "dynamic_slice")
+# Equations that may only move, add or drop axes of what is chosen.
+_MOVES = ("squeeze", "reshape", "transpose", "broadcast_in_dim", "expand_dims")
 
 
 def with_choices_inline(closed: Any) -> Any:
@@ -105,19 +107,14 @@ def find(graph: Graph, site: Site) -> Chain | None:
     return None
   eqns = [site.eqn]
   while eqns[-1].primitive.name != "dot_general":
+    if eqns[-1].primitive.name not in (*_CHOICES, *_MOVES):
+      return None
     (var,) = eqns[-1].outvars
-    if graph.uses[var] != 1 or var not in graph.users or not _rearranges(eqns):
+    if graph.uses[var] != 1 or var not in graph.users:
       return None
     eqns.append(graph.users[var])
   chain = Chain(tuple(eqns), NAME)
   return chain if _pays(chain) else None
-
-
-_MOVES = ("squeeze", "reshape", "transpose", "broadcast_in_dim", "expand_dims")
-
-
-def _rearranges(eqns: Sequence[Eqn]) -> bool:
-  return len(eqns) == 1 or eqns[-1].primitive.name in _MOVES
 
 
 def _pays(chain: Chain) -> bool:
