@@ -574,8 +574,13 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
   is_known = finite is None or isinstance(finite, bool)
   if is_known or form.left * form.rows <= _WIDE * len(factor):
     return multiplied(*call(clipped, args))
+
   # If all operands are finite, a factor of 0 drops its example without cleaning them.
-  without_rows = rarely_taken(lambda *args: multiplied(*clipped(args)))
+  @rarely_taken
+  def without_rows(*args):
+    cleaned = lambda part: multiplied(*clipped(part))
+    return cleaned(args) if site.loops else _in_parts(cleaned, args)
+
   return lax.cond(finite, as_it_lies, without_rows, *args)
 
 
