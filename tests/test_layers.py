@@ -12,7 +12,7 @@ _LAYERS = (
   {"types", "_lazy"},
   {"columns"},
   {"run_code", "weight_folders"},  # what a run is made of
-  {"names", "trees", "markdown", "random_images", "files", "optional"},
+  {"branches", "names", "trees", "markdown", "random_images", "files", "optional"},
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks
   {"accounting"},  # NumPy alone: samplers state its events and their proofs
   {

@@ -44,14 +44,14 @@ def is_float(aval: HasDType) -> bool:
   return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-class Chain(NamedTuple):
+class EqnChain(NamedTuple):
   """Equations whose results feed the next one alone, as one equation."""
 
   eqns: tuple[Eqn, ...]
   name: str
 
   @property
-  def primitive(self) -> Chain:
+  def primitive(self) -> EqnChain:
     """Itself: it knows its name."""
     return self
 
@@ -139,7 +139,7 @@ def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
   """Returns the equation as a function of `operands(eqn)`, with custom derivatives intact."""
   # An unused result has no variable that a jaxpr could return; None stands for it.
   outvars = [var for var in eqn.outvars if not isinstance(var, jex.DropVar)]
-  eqns = list(eqn.eqns) if isinstance(eqn, Chain) else [eqn]
+  eqns = list(eqn.eqns) if isinstance(eqn, EqnChain) else [eqn]
   alone = _template().replace(
     invars=list(operands(eqn)), outvars=outvars, eqns=eqns, effects=eqn.effects
   )
@@ -163,7 +163,7 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
   None where its parameters hold a program of its own (a branch, a custom derivative), which
   computes in the types that it was traced with.
   """
-  if isinstance(eqn, Chain):
+  if isinstance(eqn, EqnChain):
     return _wide_chain(eqn)
   params = eqn.params
   # Functions and jaxprs may also be in a list, as the branches of a cond are.
@@ -188,7 +188,7 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
   return call
 
 
-def _wide_chain(chain: Chain) -> Callable[..., list[Any]] | None:
+def _wide_chain(chain: EqnChain) -> Callable[..., list[Any]] | None:
   parts = [(eqn, wide_fn(eqn)) for eqn in chain.eqns]
 
   def call(*args):

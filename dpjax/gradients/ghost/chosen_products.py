@@ -14,8 +14,8 @@ import jax
 
 from dpjax.gradients.equations import (
   CALLS,
-  Chain,
   Eqn,
+  EqnChain,
   Graph,
   eqn_fn,
   is_float,
@@ -76,14 +76,14 @@ def _evaluated(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[A
   return [read(atom) for atom in jaxpr.outvars]
 
 
-class Axis(NamedTuple):
+class ChosenAxis(NamedTuple):
   """What an axis of the chosen matrices stands for."""
 
   dim: int | None = None  # of the parameter
   position: int | None = None  # of the indices, one matrix for each; neither: of size 1
 
 
-class Axes(NamedTuple):
+class ChosenAxes(NamedTuple):
   """The axes of a product with chosen matrices; each list names axes of the array itself."""
 
   contracted: tuple[int, ...]  # dimensions of the parameter, in the order of the product
@@ -93,7 +93,7 @@ class Axes(NamedTuple):
   param_first: bool
 
 
-def find(graph: Graph, site: Site) -> Chain | None:
+def find(graph: Graph, site: Site) -> EqnChain | None:
   """Returns the equations from a choice to the only product that uses it; None for no such.
 
   Args:
@@ -113,11 +113,11 @@ def find(graph: Graph, site: Site) -> Chain | None:
     if graph.uses[var] != 1 or var not in graph.users:
       return None
     eqns.append(graph.users[var])
-  chain = Chain(tuple(eqns), NAME)
+  chain = EqnChain(tuple(eqns), NAME)
   return chain if _pays(chain) else None
 
 
-def _pays(chain: Chain) -> bool:
+def _pays(chain: EqnChain) -> bool:
   known = axes(chain)
   product = chain.eqns[-1]
   # A product of the matrices with themselves, or with each other.
@@ -131,12 +131,12 @@ def _pays(chain: Chain) -> bool:
   return min(width, columns) > 1 and rows * rows <= _MOST_PAIRS * width * columns
 
 
-def _data_side(product: Eqn, known: Axes) -> tuple[Any, ...]:
+def _data_side(product: Eqn, known: ChosenAxes) -> tuple[Any, ...]:
   data = product.invars[1 if known.param_first else 0]
   return () if is_literal(data) else (data,)
 
 
-def axes(chain: Chain) -> Axes | None:
+def axes(chain: EqnChain) -> ChosenAxes | None:
   """Returns what the axes of the product are; None for another kind of product."""
   labels = _chosen(chain.eqns[0])
   for eqn in chain.eqns[1:-1]:
@@ -164,14 +164,16 @@ def axes(chain: Chain) -> Axes | None:
   order = [is_position(d) for d in kept if is_position(d) or is_dim(d)]
   if order != sorted(order, reverse=True):
     return None
-  return Axes(dims(contracted), dims(kept), positions(batch), positions(kept), param_first)
+  return ChosenAxes(
+    dims(contracted), dims(kept), positions(batch), positions(kept), param_first
+  )
 
 
-def _chosen(eqn: Eqn) -> list[Axis] | None:
+def _chosen(eqn: Eqn) -> list[ChosenAxis] | None:
   """Returns the axes of what is chosen."""
   rank = len(eqn.outvars[0].aval.shape)
   if eqn.primitive.name == "dynamic_slice":
-    return [Axis(dim=d) for d in range(rank)]
+    return [ChosenAxis(dim=d) for d in range(rank)]
   numbers = eqn.params["dimension_numbers"]
   if numbers.operand_batching_dims:
     return None
@@ -182,12 +184,12 @@ def _chosen(eqn: Eqn) -> list[Axis] | None:
   offsets = [int(d) for d in numbers.offset_dims]
   position = iter(range(rank))
   return [
-    Axis(dim=next(dims)) if d in offsets else Axis(position=next(position))
+    ChosenAxis(dim=next(dims)) if d in offsets else ChosenAxis(position=next(position))
     for d in range(rank)
   ]
 
 
-def _moved(eqn: Eqn, labels: list[Axis]) -> list[Axis] | None:
+def _moved(eqn: Eqn, labels: list[ChosenAxis]) -> list[ChosenAxis] | None:
   """Returns the axes after an equation that only moves, adds or drops axes of size 1."""
   name = eqn.primitive.name
   before = eqn.invars[0].aval.shape
@@ -197,6 +199,6 @@ def _moved(eqn: Eqn, labels: list[Axis]) -> list[Axis] | None:
   wide = [d for d, size in enumerate(before) if size != 1]
   if [before[d] for d in wide] != [size for size in after if size != 1]:
     return None
-  # Axes of size 1 have lost their place, and need none.
+  # ChosenAxes of size 1 have lost their place, and need none.
   order = iter(wide)
-  return [Axis() if size == 1 else labels[next(order)] for size in after]
+  return [ChosenAxis() if size == 1 else labels[next(order)] for size in after]
