@@ -10,9 +10,9 @@ _LAYERS = (
   {"validate", "_moved"},
   {"sealed"},  # which types hold
   {"types", "_lazy"},
-  {"columns"},
+  {"columns", "branches"},
   {"run_code", "weight_folders"},  # what a run is made of
-  {"branches", "names", "trees", "markdown", "random_images", "files", "optional"},
+  {"names", "trees", "markdown", "random_images", "files", "optional"},
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks
   {"accounting"},  # NumPy alone: samplers state its events and their proofs
   {
