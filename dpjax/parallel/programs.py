@@ -9,8 +9,8 @@ counts what a TPU keeps in its small fast memory as if it went to the large one.
 | memory bytes  | operands and results of each kernel that lie in device memory               |
 | slices        | of an array that a kernel only slices or updates: the slice, or the update  |
 | a loop        | its body times its trips; where the compiler states none: once, and said so |
-| a conditional | its costliest branch, but no branch of constants, nor one with a loop of    |
-|               | unknown length beside one without: this library's guard rare examples       |
+| a conditional | its costliest branch, but no branch of constants, and none that is marked   |
+|               | as rarely taken (`dpjax.branches`): only unusual examples need those        |
 
 Elementwise operations are no flops here: they run beside the matrix units, bound by memory.
 """
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpjax.branches import RARE
 from dpjax.parallel.collectives import collectives, width
 
 # Instructions without a kernel of their own. A "-done" or "-update" ends what was counted when
@@ -280,14 +281,25 @@ class _Reader:
     """Counts of the branch of a conditional that is taken as a rule.
 
     This library writes two kinds. One returns constants where something holds that never does
-    (`gradients.settling`); one loops over such examples as need it, as many as there are.
+    (`gradients.settling`); one is needed by unusual examples alone, and says so in its name.
     """
     alive = [name for name in branches if self._depends(self.computations[name])]
-    counts = [self.counted(name) for name in alive or branches]
+    usual = [name for name in alive if not self._is_rare(name)]
+    counts = [self.counted(name) for name in usual or alive or branches]
     if not counts:
       return ProgramCounts()
     # Of the rest the costliest, as XLA counts.
     return min(counts, key=lambda count: (count.unknown_loops, -count.memory_bytes))
+
+  def _is_rare(self, name: str) -> bool:
+    """Whether a branch holds an operation of one that is marked as rarely taken."""
+    computation = self.computations[name]
+    for each in computation.instructions.values():
+      # A conditional in a branch has branches of its own.
+      fused = each.called("calls") if each.opcode == "fusion" else []
+      if f"/{RARE}/" in each.attributes or any(map(self._is_rare, fused)):
+        return True
+    return False
 
   def _depends(self, computation: _Computation) -> bool:
     """Whether a computation's result depends on its parameters."""
