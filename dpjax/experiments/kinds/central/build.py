@@ -533,11 +533,12 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
       )
     return phase(config, assembled)
 
+  started: Callable[..., Phase] = whole
   if config.privacy.method == "least_squares":
     from dpjax.experiments.kinds.central import one_release
 
-    whole = functools.partial(one_release.started, config)
-  return job_on_data(config, digest(config), load_data, with_features, loaded, whole)
+    started = functools.partial(one_release.started, config)
+  return job_on_data(config, digest(config), load_data, with_features, loaded, started)
 
 
 def job_on_data(
