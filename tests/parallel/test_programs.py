@@ -193,9 +193,9 @@ ENTRY %main (a: f32[10,100], c: pred[]) -> f32[10,100] {
   %a = f32[10,100]{1,0} parameter(0)
   %c = pred[] parameter(1)
   %square = f32[10,100]{1,0} multiply(%a, %a)
-  ROOT %end = f32[10,100]{1,0} conditional(%c, %square, %square), branch_computations={%often, %seldom}
+  ROOT %end = f32[10,100]{1,0} conditional(%c, %square, %square), BRANCHES
 }
-"""
+""".replace("BRANCHES", "branch_computations={%often, %seldom}")
   whole = 4 * 10 * 100
   counts = programs.counted(text.replace("MARK", branches.RARE))
   assert counts.memory_bytes == 2 * whole + 2 * whole
