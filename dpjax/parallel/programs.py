@@ -6,7 +6,7 @@ counts what a TPU keeps in its small fast memory as if it went to the large one.
 | what          | how it is counted                                                           |
 | ------------- | --------------------------------------------------------------------------- |
 | flops         | two for each product of a matrix product or convolution, padding left out   |
-| memory bytes  | operands and results of each kernel that lie in device memory               |
+| memory bytes  | operands, each once, and results of each kernel that lie in device memory   |
 | slices        | of an array that a kernel only slices or updates: the slice, or the update  |
 | a loop        | its body times its trips; where the compiler states none: once, and said so |
 | a conditional | its costliest branch, but no branch of constants, and none that is marked   |
@@ -376,15 +376,18 @@ class _Reader:
     if each.opcode == "fusion":
       (name,) = each.called("calls")
       inner = self.computations[name]
-    total = float(self._written(computation, each, inner))
+    # A product of an array with itself reads its blocks once.
+    shares: dict[str, float] = {}
     for place, operand in enumerate(each.operands):
-      size = sum(array.num_bytes for array in computation.arrays_of(operand))
       if inner is not None:
         parameter = inner.parameter(place)
         share = self._share(inner, parameter) if parameter else 1.0
       else:
         share = self._share_of(computation, each, operand, place)
-      total += size * share
+      shares[operand] = max(share, shares.get(operand, 0.0))
+    total = float(self._written(computation, each, inner))
+    for operand, share in shares.items():
+      total += share * sum(array.num_bytes for array in computation.arrays_of(operand))
     return total
 
   def _written(
