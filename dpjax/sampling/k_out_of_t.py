@@ -6,18 +6,17 @@ import dataclasses
 import functools
 from typing import Any, ClassVar
 
-import dp_accounting
 import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTKind, k_out_of_t_event
 from dpjax.accounting.proved import Proved
-from dpjax.sampling.samplers import DpEvent, PaddedSampler, generator
+from dpjax.sampling.samplers import DpEvent, PaddedSampler, PassSampler, generator
 from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class KOutOfTSampler(PaddedSampler):
+class KOutOfTSampler(PassSampler, PaddedSampler):
   """Each example is in `selected` steps of every pass of `steps_per_pass`.
 
   Its set of steps is uniform among all of that size, independent of the other examples, and drawn
@@ -41,7 +40,6 @@ class KOutOfTSampler(PaddedSampler):
 
   name: ClassVar[str] = "k_out_of_t"
   proof: ClassVar[Proved] = KOutOfTKind.proof
-  steps_alike: ClassVar[bool] = False
   small: ClassVar[Any] = (
     {"steps_per_pass": 2, "selected": 1, "capacity": 5},
     {"steps_per_pass": 3, "selected": 2, "capacity": 5},
@@ -66,24 +64,14 @@ class KOutOfTSampler(PaddedSampler):
       )
 
   @property
-  def steps_per_event(self) -> int:
-    return self.steps_per_pass
-
-  @property
   def rate(self) -> float:
     return self.selected / self.steps_per_pass
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """Returns the event of a single step: of the whole pass that it may begin."""
+    """Returns the event of a whole pass."""
     return k_out_of_t_event(
       inner, num_steps=self.steps_per_pass, num_selected=self.selected
     )
-
-  def event_at(self, step: int, inner: DpEvent) -> DpEvent:
-    validate.integer_at_least(0, step=step)
-    # A whole pass is accounted at its first step, so a run may stop anywhere in it.
-    first = step % self.steps_per_pass == 0
-    return self.event(inner) if first else dp_accounting.NoOpDpEvent()
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)

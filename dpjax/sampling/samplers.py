@@ -21,7 +21,7 @@ import dp_accounting
 import numpy as np
 from scipy import stats
 
-from dpjax import _moved
+from dpjax import _moved, validate
 from dpjax.accounting.proved import Proved, proved_for
 from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.validate import UserError, Verbatim
@@ -362,6 +362,30 @@ class PaddedSampler(Sampler):
         value=self.capacity,
       )
     return taken
+
+
+class PassSampler(Sampler):
+  """A sampler whose passes are accounted as a whole, each at its first step.
+
+  `event` is that of a whole pass. So a run may stop anywhere in a pass, even by what it has
+  released; a pass that has begun costs as much as a finished one. Its length is a field
+  `steps_per_pass`, or `steps_per_event` is overridden.
+  """
+
+  steps_alike: ClassVar[bool] = False
+  steps_per_pass: int
+
+  @property
+  def steps_per_event(self) -> int:
+    return self.steps_per_pass
+
+  def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
+    """Returns the event that `step` adds: of its whole pass, or nothing within one."""
+    validate.integer_at_least(0, step=step)
+    whole = self.event(inner)
+    # The record is in unknown steps of the pass, so its cost is accounted before all of them.
+    is_within = whole is not None and step % self.steps_per_event != 0
+    return dp_accounting.NoOpDpEvent() if is_within else whole
 
 
 def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
