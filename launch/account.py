@@ -30,6 +30,10 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=random_allocation --noise_multiplier=1 \\
     --num_steps=2000 --sampling_prob=0.005
 
+  # each record in 7 steps of one pass of 2000, a secret set; several passes: --sampling_prob
+  python -m launch.account --sampler=k_out_of_t --num_selected=7 --noise_multiplier=1 \\
+    --num_steps=2000
+
   # steps of a record at least 8 apart, noise of 4 bands: simulated; balls_in_bins: proved, too
   python -m launch.account --sampler=min_sep --min_sep=8 --bands=4 --noise_multiplier=1 \\
     --num_steps=64 --sampling_prob=0.05 --delta=1e-4 --num_samples=300000
@@ -91,6 +95,7 @@ _QUESTION_FLAGS = (
   "curve",
   "statement",
   "capacity",
+  "num_selected",
   "gdp",
   "zcdp",
   "tradeoff",
@@ -121,6 +126,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("integer", "batch_size", None, size)
   most = "the most examples of a batch, for --sampler=truncated_poisson"
   flag("integer", "capacity", None, most)
+  several = "steps of a pass for each example, for --sampler=k_out_of_t"
+  flag("integer", "num_selected", None, several)
   flag(
     "enum",
     "sampler",
@@ -169,6 +176,7 @@ def questions(values: Any) -> list[Question]:
   """Returns questions from flag values, one for each noise multiplier; UserError when
   unclear."""
   _check_counts(values)
+  num_selected = _for_sampler(values, "num_selected")
   prob = _sampling_prob(values)
   proved = accounting.proved_for(values.sampler)
   by = values.accountant
@@ -182,7 +190,8 @@ def questions(values: Any) -> list[Question]:
     num_examples=values.num_examples,
     neighboring_relation=values.neighboring_relation or proved.relations[0],
     accountants=proved.accountants if by == "both" else (by,),
-    capacity=_capacity(values),
+    capacity=_for_sampler(values, "capacity"),
+    num_selected=num_selected,
   )
   levels = _noise_multipliers(values.noise_multiplier)
   question = question._replace(attack=_attack(values, bool(levels)))
@@ -193,7 +202,7 @@ def questions(values: Any) -> list[Question]:
 
 def _check_counts(values: Any) -> None:
   """Raises UserError for counts too large to differ as floats, since ratios are taken."""
-  for name in ("num_steps", "batch_size", "num_examples", "capacity"):
+  for name in ("num_steps", "batch_size", "num_examples", "capacity", "num_selected"):
     value = getattr(values, name)
     if value is not None and abs(value) >= _MOST:
       raise UserError(
@@ -201,17 +210,26 @@ def _check_counts(values: Any) -> None:
       )
 
 
-def _capacity(values: Any) -> int | None:
-  # A sampler with a capacity that never overflows truncates larger draws.
-  kind = sampling.SAMPLERS.get(values.sampler)
-  if kind is None or kind.can_overflow or "capacity" not in kind.options:
-    if values.capacity is not None:
-      raise UserError(
-        "goes with sampler='truncated_poisson'", field="capacity", value=values.capacity
-      )
-    return None
-  validate.integer_at_least(1, capacity=values.capacity)
-  return values.capacity
+def _for_sampler(values: Any, name: str) -> int | None:
+  """Returns the value of a flag that some samplers need, and the others do not take."""
+  value = getattr(values, name)
+  readers = [
+    sampler
+    for sampler in sampling.answered("exact")
+    if _decides_cost(sampling.SAMPLERS[sampler], name)
+  ]
+  if values.sampler in readers:
+    validate.integer_at_least(1, **{name: value})
+    return value
+  if value is not None:
+    samplers = " or ".join(map(repr, readers))
+    raise UserError(f"goes with sampler={samplers}", field=name, value=value)
+  return None
+
+
+def _decides_cost(kind: type[sampling.Sampler], name: str) -> bool:
+  # A sampler with a capacity that never overflows truncates larger draws. Padding costs nothing.
+  return name in kind.options and not (name == "capacity" and kind.can_overflow)
 
 
 def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
@@ -272,54 +290,60 @@ def _sampling_prob(values: Any) -> float | None:
   validate.integer_at_least(1, batch_size=batch)
   validate.probability(**{"batch_size / num_examples": batch / n})
   if kind.takes_whole_passes:
-    return _of_passes(batch, n or 0)
+    return _of_passes(values, kind)
   return batch / n
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """Returns the probability of --sampling_prob; without it that of one pass of random
-  allocation."""
+  """Returns the probability of --sampling_prob; without it that of one pass as long as the
+  run, of a sampler in passes."""
+  kind = sampling.SAMPLERS[values.sampler]
   if prob is not None:
-    return _given_prob(values.sampler, prob, values.num_examples)
-  if not sampling.SAMPLERS[values.sampler].takes_whole_passes:
+    validate.probability(sampling_prob=prob)
+    kind.check_prob(_size(values, prob))
+    # For batches of a fixed size it is that of the whole batch which training would draw.
+    whole = kind.takes_whole_passes
+    return prob if whole else kind.nearest_prob(prob, values.num_examples or 0)
+  if not kind.takes_whole_passes:
     return None
+  times = kind.times_per_pass(_size(values))
   if values.num_steps is None:
     raise UserError(
-      "must be given for random_allocation, 1 / the steps of a pass, or "
+      f"must be given for {values.sampler}, {times} / the steps of a pass, or "
       "num_steps, the steps of one pass",
       field="sampling_prob",
       value=None,
     )
-  validate.integer_at_least(1, num_steps=values.num_steps)
-  return 1 / values.num_steps
+  validate.integer_at_least(times, num_steps=values.num_steps)
+  return times / values.num_steps
 
 
-def _of_passes(batch_size: int, num_examples: int) -> float:
-  """Returns 1 / the steps of a pass of random allocation, with a mean batch equal or
-  closest to this one."""
-  steps = max(1, round(num_examples / batch_size))
-  # Whole steps change the mean batch slightly. A whole example is more than rounding.
-  if abs(num_examples / steps - batch_size) < 1:
-    return 1 / steps
-  raise UserError(
-    f"must be num_examples={num_examples} / a whole number, the steps of a "
-    f"pass, for random allocation; {-(-num_examples // steps)} is near",
-    field="batch_size",
-    value=batch_size,
+def _size(values: Any, prob: float = 0.0) -> sampling.Sizing:
+  """Returns what is known of the size of the sampler."""
+  return sampling.Sizing(
+    sampling_prob=prob,
+    num_examples=values.num_examples or 0,
+    num_selected=values.num_selected,
   )
 
 
-def _given_prob(sampler: str, prob: float, num_examples: Any) -> float:
-  """Returns a given probability, checked.
-
-  For fixed-size batches it is that of the whole batch which training would draw.
-  """
-  validate.probability(sampling_prob=prob)
-  kind = sampling.SAMPLERS[sampler]
-  if kind.takes_whole_passes:
-    sampling.check_passes(prob, sampler.replace("_", " "))
-    return prob
-  return kind.nearest_prob(prob, num_examples or 0)
+def _of_passes(values: Any, kind: type[sampling.Sampler]) -> float:
+  """Returns the probability of a sampler in passes, with a mean batch equal or closest to
+  --batch_size."""
+  batch_size = values.batch_size
+  times = kind.times_per_pass(_size(values))
+  drawn = times * values.num_examples
+  steps = max(times, round(drawn / batch_size))
+  # Whole steps change the mean batch slightly. A whole example is more than rounding.
+  if abs(drawn / steps - batch_size) < 1:
+    return times / steps
+  several = f"{times} num_examples, {drawn}," if times > 1 else f"num_examples={drawn}"
+  raise UserError(
+    f"must be {several} / a whole number, the steps of a pass, for "
+    f"{values.sampler.replace('_', ' ')}; {-(-drawn // steps)} is near",
+    field="batch_size",
+    value=batch_size,
+  )
 
 
 def _num_steps(values: Any, prob: float | None) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds import random_allocation as event_kind
 from dpjax.accounting.proved import Proved
-from dpjax.sampling.batch_sizes import check_passes, steps_per_pass
+from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.sampling.samplers import (
   DpEvent,
   PaddedSampler,
@@ -60,14 +59,9 @@ class RandomAllocationSampler(PassSampler, PaddedSampler):
 
   @classmethod
   def sized(cls, size: Sizing) -> Self:
-    check_passes(size.sampling_prob, "random allocation")
+    cls.check_prob(size)
     steps = steps_per_pass(size.sampling_prob)
     return cls(steps_per_pass=steps, capacity=size.padded_batch_size)
-
-  @classmethod
-  def nearest_prob(cls, prob: float, num_examples: int) -> float:
-    # A longer pass is the private side: it samples each example less often.
-    return 1 / math.ceil(1 / prob)
 
   @property
   def rate(self) -> float:
