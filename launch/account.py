@@ -21,6 +21,10 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 
+  # batches of independent draws, copies counted: the same two relations, proved by PLD only
+  python -m launch.account --sampler=with_replacement --noise_multiplier=4 \\
+    --num_examples=60000 --batch_size=600 --num_steps=4000
+
   # Poisson samples cut to 700 at random: replace_special, proved by PLD only
   python -m launch.account --sampler=truncated_poisson --capacity=700 --noise_multiplier=1 \\
     --num_examples=60000 --batch_size=600 --num_steps=4000
@@ -117,7 +121,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("integer", "num_steps", None, "number of noisy steps")
   passes = "instead of --num_steps: passes over the data, rounded up to steps"
   flag("float", "epochs", None, passes)
-  chance = "chance of each example to be in a batch; for fixed_size b/n"
+  chance = "chance of each example to be in a batch; for a fixed size b/n"
   flag("float", "sampling_prob", None, chance)
   flag(
     "integer", "num_examples", None, "n, the declared number of examples, a public constant"
@@ -140,7 +144,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("integer", "bands", 1, "with --min_sep: bands of the correlated noise")
   flag("integer", "num_samples", 2_000_000, "with --min_sep: simulated runs")
   default_text = (
-    "default: add_or_remove_one; fixed_size: replace_one; truncated: replace_special"
+    "default: add_or_remove_one; fixed_size, with_replacement: replace_one; truncated_poisson: "
+    "replace_special"
   )
   flag("enum", "neighboring_relation", None, accounting.RELATIONS, default_text)
   flag(
@@ -276,8 +281,13 @@ def _sampling_prob(values: Any) -> float | None:
       )
     return 1.0
   if n is None and (batch is not None or issubclass(kind, sampling.SizedSampler)):
+    sized = [
+      name
+      for name in sampling.answered("exact")
+      if issubclass(sampling.SAMPLERS[name], sampling.SizedSampler)
+    ]
     raise UserError(
-      "must be given with batch_size, fixed_size or truncated_poisson",
+      f"must be given with batch_size, and with sampler={' or '.join(map(repr, sized))}",
       field="num_examples",
       value=None,
     )

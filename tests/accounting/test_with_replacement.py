@@ -178,6 +178,20 @@ def test_a_plan_reads_every_copy_and_says_what_it_assumes():
   assert accounting.event_from_json(accounting.event_to_json(event)) == event
 
 
+def test_copies_are_allowed_to_dpjaxs_own_sampler_alone():
+  class Mine(sampling.WithReplacementSampler):
+    pass
+
+  numbers = {"batch_size": 6, "num_examples": 8}
+  plan = dpjax.Plan(
+    sampler=Mine(**numbers), noise_multiplier=4.0, l2_clip_norm=1.0, normalize_by=6.0,
+    num_steps=2, delta=1e-3,
+  )  # fmt: skip
+  assert plan.assumptions
+  with pytest.raises(UserError, match="must return distinct indices"):
+    next(plan.batches(np.arange(8.0), rng=2))
+
+
 def _sampler(batch_size=4, num_examples=9, **options):
   return sampling.WithReplacementSampler(batch_size, num_examples, **options)
 
