@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import dp_accounting as dpa
 import numpy as np
@@ -30,6 +30,7 @@ class SampleKind(EventKind):
   """Gaussian noise on a sample of a fixed number of records. Subclasses say how it is drawn, and
   what is proved of that."""
 
+  event: ClassVar[type[Any]]
   fields = ("source_dataset_size", "sample_size", "event")
 
   def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
