@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax.branches import rarely_taken
 from dpjax.types import ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
@@ -79,6 +80,7 @@ def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> 
   return plain
 
 
+@rarely_taken
 def _rescued(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
   """Rescales row by row, so that no example affects the rounding of another's norm."""
   return jnp.where(keep, plain, scaled_norms(leaves).astype(plain.dtype))
@@ -149,6 +151,7 @@ def _dot_all(tree: Any, weights: jax.Array) -> Any:
   return jax.tree.map(lambda leaf: dot_examples(weights, at_least_float32(leaf)), tree)
 
 
+@rarely_taken
 def _dot_kept(tree: Any, weights: jax.Array) -> Any:
   def kept(leaf):
     # A narrow type may have no zero.

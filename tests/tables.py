@@ -752,6 +752,30 @@ def _noise_left() -> list[Row]:
   ]
 
 
+_NOISE_AND_BATCHES = {
+  "white, Poisson (DP-SGD)": "DP-SGD",
+  "`banded`, in a public order": "banded",
+  "`band_inv_mf`, drawn again": "band_inv_mf, nothing kept",
+  "`banded`, sampled in turns": "banded, sampled in turns",
+}
+
+
+def _with_ranges(folder: str, lines: dict[str, str], values: list[str]) -> list[Row]:
+  """Means of three seeds, each with the least and the largest."""
+  points = entries(f"{folder}/curve.csv")
+  assert {row["variant"] for row in points} == set(lines.values()), folder
+  assert {row["seeds"] for row in points} == {"3"}
+
+  def cell(variant: str, epsilon: str) -> str:
+    row = one(points, variant=variant, **{"privacy.epsilon": epsilon})
+    mean, least, most = (
+      share(row[f"test_accuracy_{of}"], 4) for of in ("mean", "min", "max")
+    )
+    return f"{mean} ({least}-{most})"
+
+  return [[label, *(cell(variant, x) for x in values)] for label, variant in lines.items()]
+
+
 _COSTS = {
   "white noise": "white",
   "`banded`, 32 bands": "banded_32",
@@ -1072,6 +1096,13 @@ TABLES = [
        "DP-FTRL, banded noise, fixed public order (no sampling to trust)": "DP-FTRL, banded",
        "DP-Adam, second moment corrected": "DP-Adam", "DP-SGLD": "DP-SGLD"},
       values=["1.0", "2.0", "8.0"], digits=3, seeds=1,
+    ),
+  ),
+  Table(
+    "docs/correlated.md",
+    ["noise and batches", "epsilon 1", "2", "4", "8"],
+    lambda: _with_ranges(
+      "correlated_noise", _NOISE_AND_BATCHES, ["1.0", "2.0", "4.0", "8.0"]
     ),
   ),
   Table(

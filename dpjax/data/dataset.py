@@ -234,7 +234,7 @@ class Dataset:
     return dataclasses.replace(self, x=x, y=y, num_classes=by.num_classes)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
   """The first line of another library's error, or its type where it is empty."""
   lines = str(error).strip().splitlines()
   return lines[0][:_SHOWN] if lines else type(error).__name__

@@ -11,7 +11,7 @@ import importlib
 import os
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,13 @@ from dpjax.validate import UserError
 INSTALL = "pip install 'dpjax[lm]'"
 # Tokenizers of published models have some 10 MB.
 _MOST_BYTES = 2**28
+# Tokens are int32.
+_LARGEST_TOKEN = 2**31 - 1
+# What makes a model draw tokens at random: BPE-dropout (Provilkov et al. 2020), and subword
+# regularization (Kudo 2018).
+_RANDOM = ("dropout", "alpha")
+# Whoever stops the program is no broken tokenizer.
+_STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class Tokenizer(NamedTuple):
@@ -61,7 +68,8 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
   is a word, so all ids are one higher and 0 is free for the padding.
 
   Raises:
-    UserError: one line: no such file, or no tokenizer; the library is not installed.
+    UserError: one line: no such file, or no tokenizer; one that draws at random, or gives tokens
+      that it has no word for; the library is not installed.
   """
   at = f"tokenizer='{os.fspath(path)}'"
   validate.no_pipe(path, at)
@@ -71,6 +79,50 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
     content = pathlib.Path(path).read_bytes()
   except OSError as error:
     raise UserError(f"{at}: cannot be read ({error.strerror})") from error
+  tokenizer = _parsed(content, at)
+  words = tokenizer.get_vocab(with_added_tokens=True)
+  special = {
+    token.content
+    for token in tokenizer.get_added_tokens_decoder().values()
+    if token.special
+  }
+  first = next((word for word, index in words.items() if index == 0), None)
+  # [PAD] of BERT, <pad> of T5 and others.
+  first_id = 0 if first in special and "pad" in str(first).lower() else 1
+
+  # Ids may have gaps, so the largest decides.
+  size = max(words.values()) + 1 + first_id
+  if size - 1 > _LARGEST_TOKEN:
+    raise UserError(f"{at}: has a token above {_LARGEST_TOKEN}")
+
+  def ids(line: str) -> list[int]:
+    try:
+      tokens = [token + first_id for token in tokenizer.encode(line).ids]
+    except BaseException as error:
+      if isinstance(error, _STOPS):
+        raise
+      # The text itself is private, and messages end in logs.
+      raise UserError(
+        f"{at}: cannot read a text of these ({type(error).__name__})"
+      ) from None
+    # What is put around each text names its tokens by numbers of its own. A model would read the
+    # embedding of another token in their place.
+    if max(tokens, default=0) >= size:
+      raise UserError(f"{at}: gives a text tokens that are none of its {size}")
+    return tokens
+
+  # Reported for every text at once, before one is read.
+  ids("")
+  sha256 = hashlib.sha256(content).hexdigest()
+  return Tokenizer(ids, size, first_id, os.fspath(path), sha256)
+
+
+def _parsed(content: bytes, at: str) -> Any:
+  """Returns the library's tokenizer of a file, without the file's own padding and cut.
+
+  Raises:
+    UserError: beginning with `at`: those of `read` that need no text.
+  """
   try:
     tokenizers = importlib.import_module("tokenizers")
   except ImportError as error:
@@ -81,30 +133,15 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     words = tokenizer.get_vocab(with_added_tokens=True)
-  # The library, in Rust, raises plain exceptions.
-  except Exception as error:
+  # The library, in Rust, raises plain exceptions. Its panics are no Exception.
+  except BaseException as error:
+    if isinstance(error, _STOPS):
+      raise
     raise UserError(f"{at}: is no tokenizer.json ({first_line(error)})") from error
   if not words:
     raise UserError(f"{at}: has no words")
-  special = {
-    token.content
-    for token in tokenizer.get_added_tokens_decoder().values()
-    if token.special
-  }
-  first = next((word for word, index in words.items() if index == 0), None)
-  # [PAD] of BERT, <pad> of T5 and others.
-  first_id = 0 if first in special and "pad" in str(first).lower() else 1
-
-  def ids(line: str) -> list[int]:
-    try:
-      return [token + first_id for token in tokenizer.encode(line).ids]
-    except Exception as error:
-      # The text itself is private, and messages end in logs.
-      raise UserError(
-        f"{at}: cannot read a text of these ({type(error).__name__})"
-      ) from None
-
-  # Ids may have gaps, so the largest decides.
-  size = max(words.values()) + 1 + first_id
-  sha256 = hashlib.sha256(content).hexdigest()
-  return Tokenizer(ids, size, first_id, os.fspath(path), sha256)
+  # A text would have other tokens each time it is read, and a resumed run other data.
+  for name in _RANDOM:
+    if getattr(tokenizer.model, name, None):
+      raise UserError(f"{at}: draws tokens at random ({name}); must be without")
+  return tokenizer

@@ -44,6 +44,41 @@ def is_float(aval: HasDType) -> bool:
   return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
+class EqnChain(NamedTuple):
+  """Equations whose results feed the next one alone, as one equation."""
+
+  eqns: tuple[Eqn, ...]
+  name: str
+
+  @property
+  def primitive(self) -> EqnChain:
+    """Itself: it knows its name."""
+    return self
+
+  @property
+  def params(self) -> dict[str, Any]:
+    return {}
+
+  @property
+  def invars(self) -> list[Any]:
+    """Operands that come from outside."""
+    inside = {var for eqn in self.eqns for var in eqn.outvars}
+    return [atom for eqn in self.eqns for atom in eqn.invars if _is_new(atom, inside)]
+
+  @property
+  def outvars(self) -> list[Var]:
+    return list(self.eqns[-1].outvars)
+
+  @property
+  def effects(self) -> Any:
+    return self.eqns[-1].effects
+
+
+def _is_new(atom: Any, known: set[Var]) -> bool:
+  # A literal has no hash.
+  return is_literal(atom) or atom not in known
+
+
 def operands(eqn: Eqn) -> tuple[Var, ...]:
   """The distinct variables that an equation reads."""
   return tuple(dict.fromkeys(atom for atom in eqn.invars if not is_literal(atom)))
@@ -104,8 +139,9 @@ def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
   """Returns the equation as a function of `operands(eqn)`, with custom derivatives intact."""
   # An unused result has no variable that a jaxpr could return; None stands for it.
   outvars = [var for var in eqn.outvars if not isinstance(var, jex.DropVar)]
+  eqns = list(eqn.eqns) if isinstance(eqn, EqnChain) else [eqn]
   alone = _template().replace(
-    invars=list(operands(eqn)), outvars=outvars, eqns=[eqn], effects=eqn.effects
+    invars=list(operands(eqn)), outvars=outvars, eqns=eqns, effects=eqn.effects
   )
   evaluate = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, []))
 
@@ -127,6 +163,8 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
   None where its parameters hold a program of its own (a branch, a custom derivative), which
   computes in the types that it was traced with.
   """
+  if isinstance(eqn, EqnChain):
+    return _wide_chain(eqn)
   params = eqn.params
   # Functions and jaxprs may also be in a list, as the branches of a cond are.
   listed = [
@@ -148,6 +186,19 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
     return results if eqn.primitive.multiple_results else [results]
 
   return call
+
+
+def _wide_chain(chain: EqnChain) -> Callable[..., list[Any]] | None:
+  parts = [(eqn, wide_fn(eqn)) for eqn in chain.eqns]
+
+  def call(*args):
+    values = dict(zip(operands(chain), args))
+    for eqn, evaluate in parts:
+      assert evaluate is not None
+      values.update(zip(eqn.outvars, evaluate(*(values[v] for v in operands(eqn)))))
+    return [values[var] for var in chain.outvars]
+
+  return None if any(evaluate is None for _, evaluate in parts) else call
 
 
 def _wide(value: Any, atom: Any) -> Any:

@@ -35,6 +35,10 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   if not any(isinstance(leaf, Tracer) for leaf in known):
     return fn(tree)
   shapes = jax.eval_shape(fn, tree)
+  leaves, treedef = jax.tree.flatten(tree)
+  # XLA cannot tell that two operands of a conditional are one array, and would read it twice:
+  # the cotangents of a product and of the bias that is added to it are one.
+  distinct = {id(leaf): leaf for leaf in leaves}
 
   def never(tree):
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -42,8 +46,13 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
 
   # Without dimensions of size 1: for these XLA's CPU backend chooses another layout in the
   # branch, and copies.
-  narrow = jax.tree.map(lambda x: jnp.reshape(x, [n for n in jnp.shape(x) if n != 1]), tree)
-  again = lambda flat: jax.tree.map(lambda x, y: jnp.reshape(y, jnp.shape(x)), tree, flat)
+  narrow = [jnp.reshape(x, [n for n in jnp.shape(x) if n != 1]) for x in distinct.values()]
+
+  def on_whole(flat):
+    pairs = zip(distinct.items(), flat)
+    whole = {key: jnp.reshape(y, jnp.shape(x)) for (key, x), y in pairs}
+    return fn(treedef.unflatten([whole[id(leaf)] for leaf in leaves]))
+
   # Nothing is below -inf, NaN included. XLA cannot tell, so the conditional stays.
   impossible = jnp.ravel(known[0])[0] < -jnp.inf
-  return lax.cond(impossible, never, lambda flat: fn(again(flat)), narrow)
+  return lax.cond(impossible, never, on_whole, narrow)

@@ -6,11 +6,11 @@ counts what a TPU keeps in its small fast memory as if it went to the large one.
 | what          | how it is counted                                                           |
 | ------------- | --------------------------------------------------------------------------- |
 | flops         | two for each product of a matrix product or convolution, padding left out   |
-| memory bytes  | operands and results of each kernel that lie in device memory               |
+| memory bytes  | operands, each once, and results of each kernel that lie in device memory   |
 | slices        | of an array that a kernel only slices or updates: the slice, or the update  |
 | a loop        | its body times its trips; where the compiler states none: once, and said so |
-| a conditional | its costliest branch, but no branch of constants, nor one with a loop of    |
-|               | unknown length beside one without: this library's guard rare examples       |
+| a conditional | its costliest branch, but no branch of constants, and none that is marked   |
+|               | as rarely taken (`dpjax.branches`): only unusual examples need those        |
 
 Elementwise operations are no flops here: they run beside the matrix units, bound by memory.
 """
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpjax.branches import RARE
 from dpjax.parallel.collectives import collectives, width
 
 # Instructions without a kernel of their own. A "-done" or "-update" ends what was counted when
@@ -280,14 +281,25 @@ class _Reader:
     """Counts of the branch of a conditional that is taken as a rule.
 
     This library writes two kinds. One returns constants where something holds that never does
-    (`gradients.settling`); one loops over such examples as need it, as many as there are.
+    (`gradients.settling`); one is needed by unusual examples alone, and says so in its name.
     """
     alive = [name for name in branches if self._depends(self.computations[name])]
-    counts = [self.counted(name) for name in alive or branches]
+    usual = [name for name in alive if not self._is_rare(name)]
+    counts = [self.counted(name) for name in usual or alive or branches]
     if not counts:
       return ProgramCounts()
     # Of the rest the costliest, as XLA counts.
     return min(counts, key=lambda count: (count.unknown_loops, -count.memory_bytes))
+
+  def _is_rare(self, name: str) -> bool:
+    """Whether a branch holds an operation of one that is marked as rarely taken."""
+    computation = self.computations[name]
+    for each in computation.instructions.values():
+      # A conditional in a branch has branches of its own.
+      fused = each.called("calls") if each.opcode == "fusion" else []
+      if f"/{RARE}/" in each.attributes or any(map(self._is_rare, fused)):
+        return True
+    return False
 
   def _depends(self, computation: _Computation) -> bool:
     """Whether a computation's result depends on its parameters."""
@@ -364,15 +376,18 @@ class _Reader:
     if each.opcode == "fusion":
       (name,) = each.called("calls")
       inner = self.computations[name]
-    total = float(self._written(computation, each, inner))
+    # A product of an array with itself reads its blocks once.
+    shares: dict[str, float] = {}
     for place, operand in enumerate(each.operands):
-      size = sum(array.num_bytes for array in computation.arrays_of(operand))
       if inner is not None:
         parameter = inner.parameter(place)
         share = self._share(inner, parameter) if parameter else 1.0
       else:
         share = self._share_of(computation, each, operand, place)
-      total += size * share
+      shares[operand] = max(share, shares.get(operand, 0.0))
+    total = float(self._written(computation, each, inner))
+    for operand, share in shares.items():
+      total += share * sum(array.num_bytes for array in computation.arrays_of(operand))
     return total
 
   def _written(

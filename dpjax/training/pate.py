@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -94,7 +95,7 @@ def padded_parts(
   3.0
   """
   validate.integer_at_least(1, capacity=capacity)
-  flat = np.reshape(x, (len(x), -1))
+  flat = np.reshape(x, (len(x), math.prod(np.shape(x)[1:])))
   out = PaddedParts(
     np.zeros((len(which), capacity, flat.shape[1]), np.float32),
     np.zeros((len(which), capacity), np.int32),

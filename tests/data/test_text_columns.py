@@ -206,3 +206,31 @@ def test_a_wrong_tokenizer_is_one_line(tmp_path, reviews):
   for content in ("{}", "", "[" * 10_000, '{"model": 3}', "\0"):
     path.write_text(content)
     assert "is no tokenizer.json (" in refused(reviews, keys)
+
+
+def test_a_hostile_tokenizer_gives_no_other_tokens_and_no_panic(tmp_path):
+  saved = _saved(tmp_path, _WORDS, **{"[PAD]": 0})
+  plain = json.loads(saved.read_text())
+
+  def refusal(**changes):
+    saved.write_text(json.dumps({**plain, **changes}))
+    with pytest.raises(UserError) as caught:
+      tokenizer_files.read(saved).ids("a secret")
+    assert "secret" not in str(caught.value)
+    return str(caught.value)
+
+  # Its number of tokens is 8: embeddings of a model have no row 999.
+  around = {"type": "RobertaProcessing", "sep": ["s", 999], "cls": ["c", 1]}
+  around |= {"trim_offsets": True, "add_prefix_space": False}
+  assert "are none of its 8" in refusal(post_processor=around)
+  huge = {**plain["model"], "vocab": {**_WORDS, "huge": 2**31}}
+  assert "has a token above 2147483647" in refusal(model=huge)
+  # Each reading would have other tokens, and so other data.
+  random = {"type": "BPE", "dropout": 0.5, "vocab": {"a": 0, "b": 1}, "merges": []}
+  assert "draws tokens at random (dropout)" in refusal(model=random)
+  # Panics of Rust derive from BaseException: of a text, and of the file.
+  around = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}
+  around["single"] = [{"SpecialToken": {"id": "[X]", "type_id": 0}}]
+  assert "cannot read a text of these (Panic" in refusal(post_processor=around)
+  broken = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+  assert "is no tokenizer.json (Precompiled" in refusal(normalizer=broken)

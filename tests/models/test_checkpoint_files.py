@@ -6,6 +6,7 @@ The oracle is the tree that Flax and Orbax were given to save.
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import pickle
@@ -29,6 +30,7 @@ from dpjax.experiments.kinds.central.config import (
   PrivacyConfig,
   TrainConfig,
 )
+from dpjax.experiments.run import loop
 from dpjax.validate import UserError
 
 # Orbax reads arrays at once: where one is damaged, others end after its loop is closed.
@@ -287,3 +289,24 @@ def test_a_run_begins_from_a_checkpoint_and_says_that_its_data_are_unknown(saved
   shutil.rmtree(folder)
   with pytest.raises(UserError, match="there is no such file"):
     build.check(config)
+
+
+def test_newer_weights_are_never_taken_for_those_that_name_the_run(tmp_path):
+  def save(step):
+    content = serialization.to_bytes({"params": _tree(step)["params"]})
+    (tmp_path / f"checkpoint_{step}").write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+  x = np.zeros((12, 5), np.float32)
+  pair = tuple(
+    data.Dataset(x, np.zeros(12, np.int32), "own", 3, split) for split in ("train", "test")
+  )
+  save(1)
+  job = build.build(_config(tmp_path), pair)
+  # Whoever writes these checkpoints goes on. The keys of the job are of the first one.
+  digest = save(2)
+  with pytest.raises(UserError, match="changed since this run took its keys from it"):
+    loop.run(job, tmp_path / "early")
+  job = build.build(_config(tmp_path), pair)
+  result = loop.run(job, tmp_path / "late", on_save=lambda step: save(step + 3))
+  assert result["user_code"]["pretrained"]["sha256"] == digest

@@ -239,6 +239,18 @@ def test_chunks_give_the_whole_with_one_compilation(monkeypatch):
   np.testing.assert_allclose(features, scattering(images), atol=1e-6)
 
 
+def test_no_place_and_no_number_of_images_moves_a_bit():
+  # A record fewer moves those behind it to other places of their chunk.
+  images = np.repeat(_random(1, 12, 12, 1), 48, axis=0)
+  seen = models.scattering_features(images, J=1, L=4)
+  np.testing.assert_array_equal(seen, seen[:1].repeat(48, axis=0))
+  standardized = models.standardized_features(seen, 1)
+  for count in (1, 2):
+    np.testing.assert_array_equal(
+      models.standardized_features(seen[:count], 1), standardized[:count]
+    )
+
+
 def test_mirrored_features_are_the_mean_of_both_images():
   images = _random(5, 8, 8, 2)
   found = models.scattering_features(images, mirrored=True, batch_size=2)

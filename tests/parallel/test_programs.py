@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from dpjax import branches
 from dpjax.parallel import programs
 from dpjax.parallel.collectives import collectives
 
@@ -171,3 +172,32 @@ ENTRY %main (q: (s32[], f32[8])) -> (s32[], f32[8]) {
   assert programs.counted(text).sent_bytes == 5 * 8 * 4
   (exchange,) = collectives(text)
   assert (exchange.kind, exchange.group) == ("all-reduce", 4)
+
+
+def test_branches_of_rare_examples_and_second_reads_are_not_counted():
+  """The dearer branch is marked as rare; a product of an array with itself reads it once."""
+  text = """HloModule m
+
+%often (p.0: f32[10,100]) -> f32[10,100] {
+  %p.0 = f32[10,100]{1,0} parameter(0)
+  ROOT %out.0 = f32[10,100]{1,0} negate(%p.0), metadata={op_name="jit(f)/cond/neg"}
+}
+
+%seldom (p.1: f32[10,100]) -> f32[10,100] {
+  %p.1 = f32[10,100]{1,0} parameter(0)
+  %more = f32[10,100]{1,0} sine(%p.1), metadata={op_name="jit(f)/cond/MARK/sin"}
+  ROOT %out.1 = f32[10,100]{1,0} negate(%more)
+}
+
+ENTRY %main (a: f32[10,100], c: pred[]) -> f32[10,100] {
+  %a = f32[10,100]{1,0} parameter(0)
+  %c = pred[] parameter(1)
+  %square = f32[10,100]{1,0} multiply(%a, %a)
+  ROOT %end = f32[10,100]{1,0} conditional(%c, %square, %square), BRANCHES
+}
+""".replace("BRANCHES", "branch_computations={%often, %seldom}")
+  whole = 4 * 10 * 100
+  counts = programs.counted(text.replace("MARK", branches.RARE))
+  assert counts.memory_bytes == 2 * whole + 2 * whole
+  # Without the mark the costlier one counts.
+  assert programs.counted(text).memory_bytes == 2 * whole + 4 * whole

@@ -43,6 +43,10 @@ def test_a_record_more_changes_the_votes_of_its_own_teacher_alone(records):
       changed |= set(moved.tolist())
       shift = pate.vote_counts(after, _CLASSES) - pate.vote_counts(before, _CLASSES)
       assert (np.abs(shift).sum(axis=1) <= 2).all() and (shift.sum(axis=1) == 0).all()
+  # The neighbour of one record is no record at all.
+  none = _votes(x[:0], y[:0], pate.parts_by_content(x[:0], y[:0], _TEACHERS), queries)
+  first = _votes(x[:1], y[:1], pate.parts_by_content(x[:1], y[:1], _TEACHERS), queries)
+  assert (none != first).any(axis=1).sum() <= 1
   # The attack has teeth: some teacher did change its vote.
   assert changed
   # By place a record in front moves every other one to another teacher.

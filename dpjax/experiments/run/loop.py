@@ -147,6 +147,8 @@ def run(
 
   optional.check("runs")
   data, random, run_id, code = admitted(job, folder, meta)
+  # Now, as files that the config names may be others when the run ends.
+  user_code = _user_code(job)
   look = functools.partial(run_keys.code_of, job.config)
   with run_code.watched(code, look):
     schedule = job_lib.started(job, random)
@@ -159,7 +161,7 @@ def run(
     owner.claim(folder, job.config)
     held.enter_context(owner.released_if_refused(folder, fresh=fresh))
     kept = random if job.release else None
-    secrets = run_keys.to_meta(data, kept, _user_code(job), run_id, code)
+    secrets = run_keys.to_meta(data, kept, user_code, run_id, code)
     # Keys are on disk before any computation uses them: a run killed later repeats its
     # noise.
     owner.remember(folder, secrets, before=meta)
@@ -174,7 +176,7 @@ def run(
     trainer = _Trainer(
       folder, run_id, name, on_save, (code, look), release=job.release, hook=hook
     )
-    return _carried_out(job, folder, schedule, trainer, code)
+    return _carried_out(job, folder, schedule, trainer, code, user_code)
 
 
 def _check_processes(job: Job) -> None:
@@ -255,7 +257,12 @@ def _run_keys(job: Job, data: bytes, meta: Result | None) -> RunKeys:
 
 
 def _carried_out(
-  job: Job, folder: pathlib.Path, schedule: Schedule, trainer: _Trainer, code: run_code.Code
+  job: Job,
+  folder: pathlib.Path,
+  schedule: Schedule,
+  trainer: _Trainer,
+  code: run_code.Code,
+  user_code: dict[str, dict[str, str]],
 ) -> Result:
   outcome = schedule(trainer)
   trainer.check_code()
@@ -272,7 +279,7 @@ def _carried_out(
       "wall_seconds": None if job.release else round(trainer.seconds(), 3),
       "versions": provenance.versions(),
       "digest_version": config_names.VERSION,
-      "user_code": _user_code(job),
+      "user_code": user_code,
       run_keys.CODE: code.to_json(),
     }
     # The parameters first: where a result exists, its model exists beside it.

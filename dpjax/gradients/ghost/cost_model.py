@@ -69,6 +69,8 @@ _PLATFORMS = {
 # Limit on held products, relative to the operands and cotangents held in any case. Memory
 # then stays a small multiple of an ordinary gradient's.
 _HOLD_SHARE = 2.0
+# The same of a convolution's gradients on an accelerator.
+_HOLD_CONVOLUTION = 1.5
 # Elements of the gradients that a CPU forms at once for a sum, so that they fit its cache.
 _IN_CACHE = 2**18
 # Largest ratio of a stacked gradient to the matrices that an example gathers.
@@ -102,7 +104,8 @@ class Cost(NamedTuple):
 
 
 def _sides(form: RowForm) -> int:
-  return form.blocks * form.rows * (form.left * (not form.one_hot) + form.right)
+  left = form.width or form.left * (not form.one_hot)
+  return form.blocks * form.rows * (left + form.right)
 
 
 def _recorded(forms: Sequence[RowForm]) -> int:
@@ -122,8 +125,10 @@ def outer(form: RowForm) -> Cost:
   return Cost(2 * _sides(form), _sides(form), fused=True)
 
 
-def gram(forms: Sequence[RowForm]) -> Cost:
+def gram(forms: Sequence[RowForm], platform: str) -> Cost:
   """Cost of the T x T products of both sides, T over all sites of the leaf."""
+  if len(forms) == 1 and by_places(forms[0], platform):
+    return _gram_of_places(forms[0])
   rows = sum(form.rows for form in forms)
   flops = sum(2 * rows * _sides(form) for form in forms)
   pairs = 2 * rows * rows * forms[0].blocks
@@ -135,6 +140,39 @@ def gram(forms: Sequence[RowForm]) -> Cost:
     fused=not patches and pairs <= _recorded(forms),
     is_dense=_dense(forms),
     patches=patches,
+  )
+
+
+def by_places(form: RowForm, platform: str) -> bool:
+  """Whether inner products of windows are summed from those of their places: it costs less.
+
+  Windows that overlap little, as with a stride, are fewer than their places.
+  """
+  if form.places is None:
+    return False
+  pairs = form.places.count**2
+  if platform != "cpu":
+    # Bound by memory: products of places and their sums, against copied windows.
+    return pairs + form.rows**2 < form.rows * form.left
+  # Copies cost as much as products. Near a tie the windows need less memory.
+  copied = form.rows * (form.rows + 1) * form.left
+  return 2 * (pairs * form.places.channels + form.rows**2 * form.places.offsets) < copied
+
+
+def _gram_of_places(form: RowForm) -> Cost:
+  places = form.places
+  assert places is not None
+  of_places = places.count**2
+  of_rows = form.rows**2
+  right = form.blocks * form.rows * form.right
+  flops = 2 * form.blocks * of_places * places.channels + 2 * form.rows * right
+  sums = form.blocks * of_rows * places.offsets
+  elements = form.blocks * (of_places + 2 * of_rows)
+  return Cost(
+    flops + sums,
+    form.recorded + elements,
+    is_gram=True,
+    fused=elements <= form.recorded,
   )
 
 
@@ -176,6 +214,22 @@ def contraction(forms: Sequence[RowForm], platform: str) -> float:
   machine = constants(platform)
   rate = machine.dense_rate if _dense(forms) else machine.transpose_rate
   return sum(map(_flops, forms)) / rate
+
+
+def holds_convolution(name: str, forms: Sequence[RowForm]) -> bool:
+  """Whether an accelerator forms and holds each example's gradient of a convolution.
+
+  Its own transpose, which vmap makes a grouped convolution, reads the recorded arrays. Rows would
+  be patches: copies of the operand, as many as the kernel has places.
+  """
+  form = forms[0]
+  is_alone = len(forms) == 1 and name == "conv_general_dilated" and not form.plain
+  return is_alone and size(form) <= _HOLD_CONVOLUTION * form.recorded
+
+
+def held_convolution(form: RowForm) -> Cost:
+  """Cost of a convolution's gradient of one example, held for the sum."""
+  return Cost(_flops(form), form.recorded + 3 * size(form), fused=True)
 
 
 def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:

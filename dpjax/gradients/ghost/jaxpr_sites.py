@@ -37,6 +37,7 @@ from dpjax.gradients.equations import (
   named,
   operands,
 )
+from dpjax.gradients.ghost import chosen_products
 from dpjax.types import ArrayTree, Params
 
 
@@ -222,6 +223,7 @@ def trace(
   # A new function, since JAX caches traces by function, and the closure of a loss may have
   # changed.
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, example)
+  closed = chosen_products.with_choices_inline(closed)
   values = [_DATA] * len(closed.jaxpr.invars)
   for i, leaf in enumerate(closed.jaxpr.invars[: len(jax.tree.leaves(params))]):
     source = Source(frozenset([i]), True, tuple(range(len(leaf.aval.shape))))
@@ -248,9 +250,34 @@ def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
     steps.append(step)
   outs = tuple(_read(env, atom) for atom in jaxpr.outvars)
   lifts = _lifts(enumerate(jaxpr.outvars), outs, loops, ids) if lift_outs else ()
+  steps = _with_chosen_products(jaxpr, steps)
   # Dead sites are removed first: their taps would have no cotangent to record.
   steps, cotangents = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, ids)
   return Program(jaxpr, tuple(consts), steps, outs, lifts, cotangents)
+
+
+def _with_chosen_products(jaxpr, steps) -> list[Step]:
+  """Moves the site of a matrix that an index chooses to the product that it is used in.
+
+  There its cotangent is a vector. At the choice it is a matrix for each example, an outer product.
+  """
+  graph = Graph.of(jaxpr)
+  place = {id(step.eqn): i for i, step in enumerate(steps)}
+  steps = list(steps)
+  for i, step in enumerate(steps):
+    if step.site is None:
+      continue
+    chain = chosen_products.find(graph, step.site)
+    if chain is None:
+      continue
+    last = place[id(chain.eqns[-1])]
+    if steps[last].site is not None or steps[last].action is not Action.PLAIN:
+      continue
+    data = tuple(v for v in operands(chain) if v not in step.site.params)
+    site = dataclasses.replace(step.site, eqn=chain, data=data, outs=(0,))
+    steps[i] = step._replace(site=None)
+    steps[last] = steps[last]._replace(site=site)
+  return steps
 
 
 def _lifts(places, values, loops, ids) -> tuple[Lift, ...]:

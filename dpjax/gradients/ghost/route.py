@@ -40,6 +40,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import trees
+from dpjax.branches import rarely_taken
 from dpjax.gradients import clipping
 from dpjax.gradients.clip import Clip
 from dpjax.gradients.ghost import (
@@ -149,51 +150,132 @@ def clipped_sum(
     factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
     leaf_factors = _spread(factors, params)  # of each leaf: [B]
     most = _spread(longest, params)  # of each leaf: [B]
-    sums = []
-    used = []
-    waiting = {}
-    for i, (unit, known) in enumerate(zip(ordered, first)):
-      each = of(unit, leaf_factors)
-      alone = unit_rules.waiting(unit, known, each[0], of(unit, most)[0])
-      if alone is not None:
-        waiting[i] = alone
-        # Their terms are added one by one, after the sum (`_with_rows_alone`).
-        each = [jnp.where(alone.left, 0, each[0])] * len(each)
-      used.append(each)
-      # A convolution is summed below, outside this branch.
-      if unit_rules.convolves(unit):
-        sums.append(None)
-        continue
-      if sum_of(unit) is Sum.AGAIN:
-        known = unit_rules.at_most(known, of(unit, most))
-      sums.append(unit_rules.totals(unit, flow, recorded, known, each))
-    return sums, norms, used, waiting
+    sums = _Sums(ordered, flow, recorded, first, leaf_factors, most)
+    totals = sums.one_by_one() if platform == "cpu" else sums.in_one_branch()
+    return totals, norms
 
   ordered = [*held, *recomputed]
-  of = lambda unit, leaves: [leaves[i] for i in unit.leaves]
-  sums, norms, used, waiting = on_settled(
-    clipped, (early, unit_rules.sites_only(recomputed, recorded))
-  )
+  totals, norms = on_settled(clipped, (early, unit_rules.sites_only(recomputed, recorded)))
   # In a branch XLA's CPU backend takes three times as long for a convolution.
-  sums = [
-    unit_rules.convolutions(unit, flow, recorded, factors) if each is None else each
-    for unit, each, factors in zip(ordered, sums, used)
-  ]
-  sums = _with_rows_alone(sums, ordered, flow, recorded, waiting)
-  total = treedef.unflatten(_by_leaf(ordered, sums))  # leaves [*param]
+  convolved = {
+    i: unit_rules.convolutions(ordered[i], flow, recorded, factors)
+    for i, factors in totals.convolved.items()
+  }
+  sums = _with_rows_alone(totals.sums | convolved, ordered, flow, recorded, totals.waiting)
+  total = treedef.unflatten(
+    _by_leaf(ordered, [sums[i] for i in range(len(ordered))])
+  )  # leaves [*param]
   unit = rescale_to_unit_norm
   total = clipping.rescaled(total, clip, rescale_to_unit_norm=unit)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, recorded.losses, math.hypot(*bounds), bounds, mask)
 
 
+class _Totals(NamedTuple):
+  """Sums over the examples, by the place of their unit, and what is left to do."""
+
+  sums: dict[int, Any]
+  convolved: dict[int, Any]  # factors of units that are summed outside of the branch
+  waiting: dict[int, unit_rules.Waiting]  # examples whose terms are added one by one
+
+
+class _Sums(NamedTuple):
+  """What clipped sums are formed from, once the factors are known."""
+
+  units: Sequence[Unit]
+  flow: ParamFlow
+  recorded: tapped.Recorded
+  first: Sequence[unit_rules.Norms]
+  factors: Sequence[jax.Array]  # of each leaf: [B]
+  longest: Sequence[jax.Array]  # of each leaf: [B]
+
+  def total(self, i: int, factors: Sequence[jax.Array], finite: bool | None) -> Any:
+    """Returns the sum of a unit; see `unit_rules.totals`."""
+    unit = self.units[i]
+    known = self.first[i]
+    if sum_of(unit) is Sum.AGAIN:
+      known = unit_rules.at_most(known, [self.longest[leaf] for leaf in unit.leaves])
+    return unit_rules.totals(unit, self.flow, self.recorded, known, factors, finite)
+
+  def factors_of(self, i: int) -> list[jax.Array]:
+    """Returns the factors of a unit's leaves."""
+    return [self.factors[leaf] for leaf in self.units[i].leaves]
+
+  def waiting(self) -> dict[int, unit_rules.Waiting]:
+    """Finds the examples whose terms are added one by one, after the sum."""
+    each = {}
+    for i, unit in enumerate(self.units):
+      leaf = unit.leaves[0]
+      factor = self.factors[leaf]
+      each[i] = unit_rules.waiting(unit, self.first[i], factor, self.longest[leaf])
+    return {i: alone for i, alone in each.items() if alone is not None}
+
+  def used(self, waiting: dict[int, unit_rules.Waiting]) -> list[list[jax.Array]]:
+    """Returns the factors of each unit without the examples that wait."""
+    factors = [self.factors_of(i) for i in range(len(self.units))]
+    for i, alone in waiting.items():
+      factors[i] = [jnp.where(alone.left, 0, factors[i][0])] * len(factors[i])
+    return factors
+
+  def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:
+    """Groups units that read one array of cotangents, such as a matrix and its bias."""
+    groups: dict[Any, list[int]] = {}
+    for i in chosen:
+      # A held gradient is summed as it lies.
+      sites = () if self.units[i].hold else self.units[i].sites
+      read = [array for site in sites for array in self.recorded.cotangents[site.index]]
+      groups.setdefault(tuple(map(id, read)) or ("held", i), []).append(i)
+    return list(groups.values())
+
+  def one_by_one(self) -> _Totals:
+    """Forms each sum by itself, but those of convolutions."""
+    waiting = self.waiting()
+    used = self.used(waiting)
+    convolved = {i: used[i] for i, u in enumerate(self.units) if unit_rules.convolves(u)}
+    at_once = [i for i in range(len(used)) if i not in convolved]
+    sums = {i: self.total(i, used[i], None) for i in at_once}
+    return _Totals(sums, convolved, waiting)
+
+  def in_one_branch(self) -> _Totals:
+    """Forms all sums in the usual branch of one conditional, where no example is dropped.
+
+    An accelerator is bound by memory. There no operand is copied to drop an example from it, and
+    no sum to add terms to it.
+    """
+    waiting = self.waiting()
+    used = self.used(waiting)
+    # A compiled loop is not compiled twice.
+    again = [i for i, unit in enumerate(self.units) if sum_of(unit) is Sum.AGAIN]
+    at_once = [i for i in range(len(used)) if i not in again]
+
+    def usual():
+      sums = {}
+      factors = {i: self.factors_of(i) for i in at_once}
+      for group in self.sharing_cotangents(at_once):
+        # One after the other, or the products c_i g_i of all are in memory at once.
+        if sums:
+          factors, sums = lax.optimization_barrier((factors, sums))
+        sums |= {i: self.total(i, factors[i], True) for i in group}
+      return sums
+
+    @rarely_taken
+    def unusual():
+      sums = {i: self.total(i, used[i], False) for i in at_once}
+      return _with_rows_alone(sums, self.units, self.flow, self.recorded, waiting)
+
+    lefts = [alone.left for alone in waiting.values()]
+    nobody_waits = jnp.logical_not(jnp.any(jnp.stack(lefts))) if lefts else True
+    sums = lax.cond(unit_rules.all_finite(self.first) & nobody_waits, usual, unusual)
+    return _Totals(sums | {i: self.total(i, used[i], None) for i in again}, {}, {})
+
+
 def _with_rows_alone(
-  sums: list[Any],
+  sums: dict[int, Any],
   ordered: Sequence[Unit],
   flow: ParamFlow,
   recorded: tapped.Recorded,
   waiting: dict[int, unit_rules.Waiting],
-) -> list[Any]:
+) -> dict[int, Any]:
   """Adds the terms of examples whose c_i g_i underflow to the sums, one example after the
   other."""
   if not waiting:
@@ -209,8 +291,7 @@ def _with_rows_alone(
   left = functools.reduce(jnp.logical_or, [each.left for each in waiting.values()])  # [B]
   # The carry of the loop keeps its type, also under shard_map.
   first = as_varying_as((recorded, left), {i: sums[i] for i in waiting})
-  more = _row_by_row(add, left, first)
-  return [more.get(i, each) for i, each in enumerate(sums)]
+  return sums | _row_by_row(add, left, first)
 
 
 def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any) -> Any:
@@ -227,6 +308,7 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
     row = jnp.argmax(left)
     return left.at[row].set(False), fn(carry, row)
 
+  @rarely_taken
   def loop(state):
     return lax.while_loop(lambda state: jnp.any(state[0]), step, state)
 

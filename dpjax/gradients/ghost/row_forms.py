@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,9 +21,12 @@ from jax import lax
 
 from dpjax import trees
 from dpjax.gradients.equations import is_float, is_literal
-from dpjax.gradients.ghost import lengths
+from dpjax.gradients.ghost import chosen_products, lengths
 from dpjax.gradients.ghost.jaxpr_sites import Site, is_complex
 from dpjax.gradients.ghost.lengths import Length
+
+# Most offsets of a kernel whose windows are not copied: 5 x 5.
+_MOST_OFFSETS = 25
 
 
 class RowFactors(NamedTuple):
@@ -30,6 +34,20 @@ class RowFactors(NamedTuple):
 
   left: jax.Array  # [N, T, K], or integer [N, T]
   right: jax.Array  # [N, T, P]
+  chosen: jax.Array | None = None  # [N, T]: the block of the left side that a row is in
+
+
+class PlaceGram(NamedTuple):
+  """Inner products of windows, from those of the places that the windows are made of.
+
+  Two windows have the inner product sum_o <x[t + o], x[s + o]>, over the kernel's offsets o. So
+  each pair of places is multiplied once, not once for every offset, and no window is copied.
+  """
+
+  count: int  # Q, places of the operand
+  channels: int  # numbers of a place, in each block
+  offsets: int
+  build: Callable[[tuple], jax.Array]  # data operands of one example -> [N, T, T]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +65,10 @@ class RowForm:
   recorded: int  # elements of the site's operand and cotangent, per example
   build: Callable[[tuple, tuple], RowFactors]  # (data operands, cotangents) of one example
   unflatten: Callable[[jax.Array], jax.Array]  # [N, K, P] -> the site's parameter
+  places: PlaceGram | None = None  # inner products of the left rows without the rows
+  width: int = (
+    0  # numbers of a left row, where it is in one block of several of the left side
+  )
 
 
 def find(site: Site) -> RowForm | None:
@@ -175,6 +197,32 @@ def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   return x.reshape(*x.shape[:-1], math.prod(kernel), -1)
 
 
+def _window_sums(products: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
+  """Sums products of places [N, n, *spatial, n, *spatial] over the offsets that two windows
+  share: [N, T, T], T over n and the places of the output."""
+  pads = zip(params["padding"], params["lhs_dilation"])
+  of_places = [(0, 0, 0), *((*pad, dilation - 1) for pad, dilation in pads)]
+  padded = lax.pad(
+    products, jnp.zeros((), products.dtype), [(0, 0, 0), *of_places, *of_places]
+  )
+  strides = [1, *params["window_strides"]]
+  sizes = [products.shape[1], *out]
+  # Strides may leave the last window short of zeros that no output sees.
+  reach = [(size - 1) * stride + 1 for size, stride in zip(sizes, strides)]
+  total = jnp.zeros((), products.dtype)
+  for offset in itertools.product(*map(range, kernel)):
+    starts = [0, *(o * d for o, d in zip(offset, params["rhs_dilation"]))]
+    ends = [start + length for start, length in zip(starts, reach)]
+    total = total + lax.slice(
+      padded,
+      [0, *starts, *starts],
+      [padded.shape[0], *ends, *ends],
+      [1, *strides, *strides],
+    )
+  rows = math.prod(sizes)
+  return total.reshape(products.shape[0], rows, rows)
+
+
 def _window(x: jax.Array, axis: int, stride: int, size: int, start: int) -> jax.Array:
   return lax.slice_in_dim(x, start, start + (size - 1) * stride + 1, stride, axis)
 
@@ -225,6 +273,22 @@ def _conv_form(site: Site) -> RowForm | None:
       _restore((*rhs_s, rhs_i, rhs_o), len(sliced))
     )  # [*sliced, *param]
 
+  def place_products(data):
+    x = data[0].transpose([lhs_n, *lhs_s, lhs_c])  # [n, *spatial, groups * channels]
+    places = x.shape[:-1]
+    split = x.reshape(math.prod(places), groups, channels)
+    # One group needs no transpose, which a GPU would write to memory.
+    flat = split[None, :, 0] if groups == 1 else jnp.moveaxis(split, 1, 0)  # [N, Q, C]
+    products = _side_gram(flat, flat).reshape(groups, *places, *places)
+    return _window_sums(products, params, kernel, out)  # [groups, T, T]
+
+  data_shape = site.data[0].aval.shape
+  known = PlaceGram(
+    count=count * math.prod(_sizes(data_shape, lhs_s)),
+    channels=channels,
+    offsets=offsets,
+    build=place_products,
+  )
   return RowForm(
     blocks=blocks * groups,
     rows=rows,
@@ -237,55 +301,162 @@ def _conv_form(site: Site) -> RowForm | None:
     recorded=_recorded(site),
     build=build,
     unflatten=unflatten,
+    # Each offset is compiled. The steps of a scan would be places, too.
+    places=known if 1 < offsets <= _MOST_OFFSETS and not site.loops else None,
   )
 
 
-def _gather_form(site: Site) -> RowForm | None:
-  numbers = site.eqn.params["dimension_numbers"]
-  params = site.eqn.params
-  clip = params["mode"] == lax.GatherScatterMode.CLIP
-  table = _table(site, params["slice_sizes"], numbers.start_index_map, clip)
-  plain = not numbers.operand_batching_dims and not is_float(site.data[0].aval)
-  if table is None or not plain or site.eqn.invars[0] is not site.params[0]:
+class _Indices(NamedTuple):
+  """The rows that one equation takes from a table, one for each of its positions."""
+
+  table: _Table
+  shape: tuple[int, ...]  # of the positions
+  build: Callable[
+    [dict[Any, Any]], jax.Array
+  ]  # values by variable -> [*loops, *shape, columns]
+
+
+def _indices(site: Site, eqn: Any) -> _Indices | None:
+  """Returns how a gather or a dynamic_slice takes rows; None where it does not take whole ones."""
+  if eqn.invars[0] is not site.params[0]:
     return None
+  if eqn.primitive.name == "gather":
+    return _gathered(site, eqn)
+  starts = eqn.invars[1:]
+  # dynamic_slice moves an outside start to the nearest row, as `clip` does.
+  table = _table(site, eqn.params["slice_sizes"], tuple(range(len(starts))), True)
+  if table is None:
+    return None
+  loops = _loop_sizes(site, range(len(site.loops)))
+
+  def build(known):
+    each = [x.val if is_literal(x) else known[x] for x in starts]
+    each = [_small_integers(jnp.asarray(x), max(table.limits)) for x in each]
+    return jnp.stack([jnp.broadcast_to(x, loops) for x in each], axis=-1)
+
+  return _Indices(table, (), build)
+
+
+def _gathered(site: Site, eqn: Any) -> _Indices | None:
+  numbers = eqn.params["dimension_numbers"]
+  index = eqn.invars[1]
+  clip = eqn.params["mode"] == lax.GatherScatterMode.CLIP
+  table = _table(site, eqn.params["slice_sizes"], numbers.start_index_map, clip)
+  if table is None or numbers.operand_batching_dims or is_float(index.aval):
+    return None
+
+  def build(known):
+    return _small_integers(known[index], max(table.limits))
+
+  return _Indices(table, index.aval.shape[:-1], build)
+
+
+def _choice_form(site: Site) -> RowForm | None:
+  """Returns the form of rows that a gather or a dynamic_slice takes from a table."""
+  indices = _indices(site, site.eqn)
+  if indices is None:
+    return None
+  table = indices.table
   depth = len(site.loops)
-  index_shape = site.data[0].aval.shape
-  out_rows = _others(len(site.out_avals[0].shape), numbers.offset_dims)
+  is_gather = site.name == "gather"
+  offsets = site.eqn.params["dimension_numbers"].offset_dims if is_gather else ()
+  rank = len(site.out_avals[0].shape)
+  out_entries = offsets if is_gather else range(rank)
+  out_rows = _others(rank, out_entries)
 
   def build(data, cotangents):
-    index = _small_integers(data[0], max(table.limits))  # [*loops, ..., columns]
-    positions = [depth + d for d in range(len(index_shape) - 1)]
+    index = indices.build(dict(zip(site.data, data)))
+    positions = [depth + d for d in range(len(indices.shape))]
     index = _arrange(index, table.sliced, [*table.shared, *positions], [index.ndim - 1])
     rows = [*table.shared, *(depth + d for d in out_rows)]
-    entries = [depth + d for d in numbers.offset_dims]
+    entries = [depth + d for d in out_entries]
     right = _arrange(cotangents[0], table.sliced, rows, entries)  # [N, T, P]
     return _chosen_rows(table, index, right)
 
-  return _table_form(site, table, math.prod(index_shape[:-1]), build)
+  return _table_form(site, table, math.prod(indices.shape), build)
 
 
-def _dynamic_slice_form(site: Site) -> RowForm | None:
-  """Returns the form of a table row chosen by one number, as in `experts[i]`."""
-  param, *starts = site.eqn.invars
-  columns = tuple(range(len(starts)))
-  # dynamic_slice moves an outside start to the nearest row, as `clip` does.
-  table = _table(site, site.eqn.params["slice_sizes"], columns, True)
-  if table is None or param is not site.params[0]:
+def _chosen_product_form(site: Site) -> RowForm | None:
+  """Returns the form of rows that are multiplied by matrices which an index chooses."""
+  axes = chosen_products.axes(site.eqn)
+  indices = _indices(site, site.eqn.eqns[0])
+  if axes is None or indices is None or not indices.table.indexed:
     return None
+  table = indices.table
+  product = site.eqn.eqns[-1]
+  data_var = product.invars[1 if axes.param_first else 0]
+  lhs_rhs = product.params["dimension_numbers"]
+  side = 1 if axes.param_first else 0
+  data_c, data_b = lhs_rhs[0][side], lhs_rhs[1][side]
+  data_shape = data_var.aval.shape
+  data_f = _others(len(data_shape), data_c, data_b)
   depth = len(site.loops)
-  loops = _loop_sizes(site, range(depth))
+  batch = len(data_b)
+  rank = len(site.out_avals[0].shape)
+  free = len(data_f)
+  # dot_general orders its result: batch, free axes of the first operand, then of the second.
+  out_t = range(rank - free, rank) if axes.param_first else range(batch, batch + free)
+  out_p = _others(rank, tuple(range(batch)), tuple(out_t))
+  deep = lambda dims: [depth + d for d in dims]
+  shape = site.params[0].aval.shape
+  # Kept dimensions of size 1 may have been dropped on the way.
+  dropped = _others(len(shape), table.indexed, axes.contracted, axes.kept)
+  contracted = tuple(d for d in axes.contracted if d not in table.indexed) + dropped
+  kept = tuple(d for d in axes.kept if d not in table.indexed)
+  loop_sizes = _loop_sizes(site, table.sliced)
+  width = math.prod(_sizes(shape, contracted))
+  frees = math.prod(_sizes(data_shape, data_f))
+  shares = math.prod(indices.shape[d] for d in axes.shared)
+  # Positions of size 1 may have been dropped on the way.
+  single = _others(len(indices.shape), axes.positions, axes.shared)
+  columns = math.prod(_sizes(shape, kept))
 
   def build(data, cotangents):
-    known = dict(zip(site.data, data))  # [*loops] each
-    each = [x.val if is_literal(x) else known[x] for x in starts]
-    each = [_small_integers(jnp.asarray(x), max(table.limits)) for x in each]
-    index = jnp.stack([jnp.broadcast_to(x, loops) for x in each], axis=-1)
-    index = _arrange(index, table.sliced, table.shared, [depth])  # [N, T, columns]
-    entries = range(depth, cotangents[0].ndim)
-    right = _arrange(cotangents[0], table.sliced, table.shared, entries)  # [N, T, P]
-    return _chosen_rows(table, index, right)
+    known = dict(zip(site.data, data))
+    index = indices.build(known)  # [*loops, *positions, columns]
+    outer = [*table.shared, *deep((*single, *axes.positions))]
+    index = _arrange(index, table.sliced, outer, deep(axes.shared), [index.ndim - 1])
+    x = _arrange(
+      known[data_var],
+      table.sliced,
+      [*table.shared, *deep(data_b)],
+      deep(data_f),
+      deep(data_c),
+    )
+    rows = [*table.shared, *deep(range(batch))]
+    right = _arrange(cotangents[0], table.sliced, rows, deep(out_t), deep(out_p))
+    # Of N blocks, batch rows B, free rows F, shared positions S: each meets each.
+    blocks, batch_rows = right.shape[:2]
+    full = (blocks, batch_rows, frees, shares)
+    every = lambda a: jnp.broadcast_to(a, (*full, a.shape[-1])).reshape(
+      blocks, math.prod(full[1:]), a.shape[-1]
+    )
+    right = every(right.reshape(*full, columns))  # [N, T, P]
+    chosen = _chosen_rows(table, every(index[:, :, None]), right)
+    taken = chosen.left >= 0  # [N, T]
+    left = jnp.where(taken[..., None], every(x[:, :, :, None]), 0)  # [N, T, width]
+    return RowFactors(left, chosen.right, chosen.left)
 
-  return _table_form(site, table, 1, build)
+  def unflatten(product):
+    order = (*table.indexed, *contracted, *kept)
+    stacked = product.reshape(*loop_sizes, *_sizes(shape, order))
+    return stacked.transpose(_restore(order, len(loop_sizes)))  # [*sliced, *param]
+
+  positions = math.prod(_loop_sizes(site, table.shared)) * math.prod(indices.shape)
+  return RowForm(
+    blocks=math.prod(loop_sizes),
+    rows=positions * frees,
+    left=math.prod(_sizes(shape, table.indexed)) * width,
+    right=math.prod(_sizes(shape, kept)),
+    one_hot=False,
+    left_dims=(*table.indexed, *contracted),
+    right_dims=kept,
+    plain=False,
+    recorded=site.steps * (math.prod(data_shape) + math.prod(site.out_avals[0].shape)),
+    build=build,
+    unflatten=unflatten,
+    width=width,
+  )
 
 
 class _Table(NamedTuple):
@@ -364,8 +535,9 @@ def _small_integers(index: jax.Array, bound: int) -> jax.Array:
 _FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
   "dot_general": _dot_form,
   "conv_general_dilated": _conv_form,
-  "gather": _gather_form,
-  "dynamic_slice": _dynamic_slice_form,
+  "gather": _choice_form,
+  "dynamic_slice": _choice_form,
+  chosen_products.NAME: _chosen_product_form,
 }
 
 
@@ -390,6 +562,14 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
   # masked.
   columns = jnp.take_along_axis(b, jnp.maximum(a, 0)[:, None, :], axis=2)  # [N, Tb, Ta]
   return jnp.where(a[:, :, None] >= 0, jnp.swapaxes(columns, 1, 2), 0)
+
+
+def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
+  """Inner products [N, Ta, Tb] of left rows of two sites. Those in different blocks have none."""
+  gram = _side_gram(a.left, b.left)
+  if a.chosen is None or b.chosen is None:
+    return gram
+  return jnp.where(a.chosen[:, :, None] == b.chosen[:, None, :], gram, 0)
 
 
 class RowLengths(NamedTuple):
@@ -419,7 +599,9 @@ def _over_blocks(each: Length) -> Length:
   return Length(norms[0], norms[1])
 
 
-def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
+def gram_length(
+  parts: Sequence[RowFactors], left_grams: Sequence[jax.Array | None] = ()
+) -> RowLengths:
   """|sum of left^T right| through the T x T products of rows (ghost norm).
 
   Rounding is added to the norm: where rows cancel, the sum of pairs could otherwise
@@ -429,7 +611,12 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   An inner product of K numbers, in whichever order a backend adds them, is off by at most
   K eps / 2 times the lengths of both rows (Higham 2002, section 3.1). Constant rows come
   near it: their sums are rounded the same way K times.
+
+  Args:
+    parts: both sides of each site.
+    left_grams: inner products [N, T, T] of the left rows of each site, where they are known.
   """
+  left_grams = left_grams or [None] * len(parts)
   total = jnp.float32(0)
   size = jnp.float32(0)
   reach = jnp.float32(0)
@@ -439,7 +626,11 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   # One-hot rows give bool products.
   as_numbers = lambda gram: gram if is_float(gram) else gram.astype(jnp.float32)
   side_grams = [
-    (as_numbers(_side_gram(p.left, p.left)), _side_gram(p.right, p.right)) for p in parts
+    (
+      as_numbers(_left_gram(p, p) if known is None else known),
+      _side_gram(p.right, p.right),
+    )
+    for p, known in zip(parts, left_grams)
   ]
   # Lengths of the rows of either side: [N, T]. The diagonal is a masked sum, which XLA
   # merges with those over all pairs.
@@ -450,7 +641,7 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   inner = max(part.left.shape[2] if is_float(part.left) else 0 for part in parts)
   for i, a in enumerate(parts):
     for j, b in enumerate(parts[i:], i):
-      left = side_grams[i][0] if i == j else as_numbers(_side_gram(a.left, b.left))
+      left = side_grams[i][0] if i == j else as_numbers(_left_gram(a, b))
       right = side_grams[i][1] if i == j else _side_gram(a.right, b.right)  # [N, Ta, Tb]
       # Pairs are symmetric: those of two sites count for both orders.
       times = 1 if i == j else 2
@@ -528,7 +719,9 @@ def _with_allowance(part: RowFactors, charge: float) -> RowFactors:
   left = jnp.abs(part.left)
   on_left = jnp.max(left, axis=2, keepdims=True) > jnp.max(right, axis=2, keepdims=True)
   return RowFactors(
-    left * jnp.where(on_left, charge, 1), right * jnp.where(on_left, 1, charge)
+    left * jnp.where(on_left, charge, 1),
+    right * jnp.where(on_left, 1, charge),
+    part.chosen,
   )
 
 
@@ -546,6 +739,8 @@ def _row_lengths(side: jax.Array) -> Length:
 
 def product(rows: RowFactors, left_size: int) -> jax.Array:
   """left^T right: [N, K, P], in float32 or wider."""
+  if rows.chosen is not None:
+    return _product_by_blocks(rows, left_size)
   if is_float(rows.left) and rows.left.shape[0] == 1:
     # Two flat matrices: XLA multiplies these without transposing them in memory.
     return _dot("tk,tp->kp", rows.left[0], rows.right[0])[None]
@@ -556,3 +751,19 @@ def product(rows: RowFactors, left_size: int) -> jax.Array:
   # A token of -1 adds zeros to row 0.
   add = lambda tokens, values: empty.at[jnp.maximum(tokens, 0)].add(values)
   return jax.vmap(add)(rows.left, right)
+
+
+def _product_by_blocks(rows: RowFactors, left_size: int) -> jax.Array:
+  """left^T right, each row in the block that it chose: [N, K, P]."""
+  left = trees.at_least_float32(rows.left)
+  right = trees.at_least_float32(rows.right)
+  width = left.shape[-1]
+  empty = jnp.zeros((left_size // width, width, right.shape[-1]), right.dtype)
+
+  def add(chosen, left, right):
+    outer = left[:, :, None] * right[:, None, :]  # [T, width, P]
+    return empty.at[jnp.maximum(chosen, 0)].add(outer)
+
+  # Rows that took nothing are zero, and add it to block 0.
+  blocks = jax.vmap(add)(rows.chosen, left, right)  # [N, blocks, width, P]
+  return blocks.reshape(blocks.shape[0], left_size, -1)

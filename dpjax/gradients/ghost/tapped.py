@@ -106,6 +106,8 @@ def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], O
       results[tap.out] = results[tap.out] + taps[tap.index]
     env.update(zip(step.eqn.outvars, results))
     seen.update(more)
+    if step.site is not None:
+      seen[step.site.index] = tuple(env[v] for v in step.site.data)
   outs = [_read(env, atom) for atom in program.jaxpr.outvars]
   return outs, seen | _lift(program.out_lifts, outs, taps)
 
@@ -122,13 +124,11 @@ def _read(env: dict[Any, Any], atom: Any) -> Any:
 
 
 def _plain(step: Step, values: list[Any], taps: Taps):
-  """Evaluates a plain equation, or a site, whose data operands are recorded."""
+  """Evaluates a plain equation, or a site."""
   del taps
   known = equations.named(step.eqn, values)
   args = (known[v] for v in equations.operands(step.eqn))
-  sites = [] if step.site is None else [step.site]
-  seen = {site.index: tuple(known[v] for v in site.data) for site in sites}
-  return equations.eqn_fn(step.eqn)(*args), seen
+  return equations.eqn_fn(step.eqn)(*args), {}
 
 
 def _inner_taps(inner: Program, taps: Taps) -> Taps:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax import trees
+from dpjax.branches import rarely_taken
 from dpjax.gradients import equations
 from dpjax.gradients.ghost import cost_model, lengths, row_forms, tapped
 from dpjax.gradients.ghost.jaxpr_sites import Loop, Site
@@ -37,6 +38,8 @@ _BRANCH_ABOVE = 4096
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
+# Parts of a batch whose operands are copied one after the other, at most.
+_PARTS = 16
 # Share of a clipped term that c_i g_i may lose to underflow before it is computed again.
 _LOST = 1e-7
 
@@ -148,7 +151,14 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
     length, extent = row_forms.outer_length(parts[0])
     return Norms((length,), None, extent)
   if unit.rule is Rule.GRAM:
-    length, extent = row_forms.gram_length(parts)
+    # Windows that are not read are not copied.
+    known = [
+      form.places.build(data[site.index])
+      if form.places and cost_model.by_places(form, made_for.platform())
+      else None
+      for site, form in zip(unit.sites, unit.forms)
+    ]
+    length, extent = row_forms.gram_length(parts, known)
     return Norms((length,), None, extent)
   product = row_forms.summed_product(parts, _left_size(unit))  # [N, K, P], or [N, P, K]
   if unit.hold:
@@ -166,7 +176,9 @@ def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
     form.build(data[site.index], cotangents[site.index])
     for site, form in zip(unit.sites, unit.forms)
   ]
-  return [RowFactors(*p[::-1]) if swap else p for p, swap in zip(parts, unit.swapped)]
+  return [
+    RowFactors(p.right, p.left) if swap else p for p, swap in zip(parts, unit.swapped)
+  ]
 
 
 def _left_size(unit: Unit) -> int:
@@ -195,7 +207,9 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   """Returns the gradient [*source.loops, *param] of ONE example for each parameter as the
   site sees it."""
   form = row_forms.find(site)
-  if form is not None and not form.one_hot:
+  # On an accelerator patches cost more traffic than the grouped convolution of the transpose.
+  copies = form is not None and not form.plain and made_for.platform() != "cpu"
+  if form is not None and not form.one_hot and not copies:
     product = row_forms.product(form.build(data, cotangents), form.left)  # [N, K, P]
     return (form.unflatten(product),)
   if site.name in ELEMENTWISE and site.loops:
@@ -264,20 +278,25 @@ def totals(
   recorded: Recorded,
   first: Norms,
   factors: Sequence[jax.Array],
+  finite: bool | None = None,
 ) -> tuple[jax.Array, ...]:
   """Computes sum_i factors[l][i] * gradient_i of leaf l, for each leaf of the unit.
 
   A factor of exactly 0 drops its example, whatever its operands hold.
+
+  Args:
+    finite: whether every example has a finite norm, as the caller's branch knows; None: it
+      does not, and what is dropped is found here.
   """
   how = sum_of(unit)
   if how is Sum.ZERO:
     return tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
   if how is Sum.HELD and unit.rule is Rule.GRADIENT:
-    return tuple(_weighted(x, factor) for x, factor in zip(first.held, factors))
+    return tuple(_weighted(x, factor, finite) for x, factor in zip(first.held, factors))
   if how is Sum.HELD:
     # All sites of the leaf share this one matrix, so it is converted back through the
     # first.
-    product = _weighted(first.held, factors[0])
+    product = _weighted(first.held, factors[0], finite)
     site = unit.sites[0]
     form = unit.forms[0]
     if unit.swapped[0]:
@@ -288,9 +307,15 @@ def totals(
     return _one_by_one(unit, flow, recorded, first, factors)
   # A non-finite operand makes its example's norm infinite or NaN, or is where no parameter
   # is reached. So finite norms imply finite operands.
-  longest = [length.longest for length in first.lengths]  # of each leaf: [B]
-  finite = jnp.all(jnp.isfinite(jnp.stack(longest)))
-  return _transposed(unit, flow, recorded, factors, finite=finite)
+  if finite is not None:
+    return _transposed(unit, flow, recorded, factors, finite=finite)
+  return _transposed(unit, flow, recorded, factors, finite=all_finite([first]))
+
+
+def all_finite(results: Sequence[Norms]) -> jax.Array:
+  """Whether every example has a finite norm in every leaf of these units: [] bool."""
+  longest = [length.longest for first in results for length in first.lengths]  # each [B]
+  return jnp.all(jnp.isfinite(jnp.stack(longest)))
 
 
 def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
@@ -435,12 +460,20 @@ def alone(
   """
   factor = jnp.where(waiting.left, waiting.factor, 0)[row]
   grads = _one_gradient(unit, flow)(*_of_row(unit, recorded, row))
-  return tuple(_held_to(grad, factor, waiting.longest[row]) for grad in grads)
+
+  def held(settled):
+    factor, longest, grads = settled
+    return tuple(_held_to(grad, factor, longest) for grad in grads)
+
+  # Fused with the product of a large and a small number, a square would be that of each.
+  return on_settled(held, (factor, waiting.longest[row], grads))
 
 
-def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
-  """Sums [B, ...] with weights [B] -> [...]."""
-  if math.prod(x.shape[1:]) > _BRANCH_ABOVE:
+def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
+  """Sums [B, ...] with weights [B] -> [...]; see `totals`."""
+  if finite:
+    return trees.dot_examples(factor, trees.at_least_float32(x))
+  if finite is None and math.prod(x.shape[1:]) > _BRANCH_ABOVE:
     return trees.weighted_sum(x, factor, jnp.all(factor != 0))
   x = trees.at_least_float32(x)
   return trees.dot_examples(factor, _cleaned(x, factor, 0))
@@ -468,7 +501,7 @@ def _transposed(
   recorded: Recorded,
   factors: Sequence[jax.Array],
   call: Callable = lambda fn, tree: fn(tree),
-  finite: jax.Array | None = None,
+  finite: jax.Array | bool | None = None,
 ):
   """Applies each site's ordinary transpose at c_i g_i, once per distinct factor
   ("book-keeping")."""
@@ -490,6 +523,34 @@ def _transposed(
 
 def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):
   """Computes sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
+  args = (factor, recorded.operands[site.index], recorded.cotangents[site.index])
+  transposed = functools.partial(_transpose_at, site, seen, call=call, finite=finite)
+  if finite is False and not site.loops:
+    return _in_parts(transposed, args)
+  return transposed(args)
+
+
+def _in_parts(fn: Callable, args: Any) -> tuple[jax.Array, ...]:
+  """Adds fn(part of the batch) over its parts, which are few: operands are copied part by part.
+
+  For a branch that is rarely taken. The memory of a program is that of its largest branch.
+  """
+  count = args[0].shape[0]
+  parts = max(d for d in range(1, _PARTS + 1) if count % d == 0)
+  cut = jax.tree.map(lambda x: x.reshape(parts, count // parts, *x.shape[1:]), args)
+  shapes = jax.eval_shape(fn, jax.tree.map(lambda x: x[0], cut))
+  zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+  def add(total, part):
+    return jax.tree.map(jnp.add, total, fn(part)), None
+
+  # Under shard_map the carry must vary over the mesh as its terms do.
+  return lax.scan(add, as_varying_as(args, zero), cut)[0]
+
+
+def _transpose_at(site: Site, seen, args, *, call, finite):
+  """Returns `_clipped_transpose` of (factors [B], operands, cotangents)."""
+  factor = args[0]
   depth = len(site.loops)
   batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
   # The batch is one more loop around the site.
@@ -497,33 +558,40 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
 
   def clipped(settled):
     factor, data, cotangents = settled
-    cleaned = tuple(_cleaned(a, factor, depth) for a in data)
-    return cleaned, tuple(_clipped(g, factor, depth) for g in cotangents)
+    kept = data if finite is True else tuple(_cleaned(a, factor, depth) for a in data)
+    return kept, tuple(_clipped(g, factor, depth, finite) for g in cotangents)
 
   def as_it_lies(factor, data, cotangents):
     (product,) = multiplied(data, tuple(_clipped(g, factor, depth) for g in cotangents))
     # 0 times a dropped row may be -0.0.
     return (jnp.where(product == 0, 0, product),)
 
-  args = (factor, recorded.operands[site.index], recorded.cotangents[site.index])
   if form is None or not form.plain:
     data, cotangents = call(clipped, args)  # [*loops, B, ...]
     return transpose(batch, seen, data, cotangents, wide=form is not None)
   multiplied = functools.partial(_multiplied, form)
   # For so few numbers a branch costs more than the pass that it saves.
-  if finite is None or form.left * form.rows <= _WIDE * len(factor):
+  is_known = finite is None or isinstance(finite, bool)
+  if is_known or form.left * form.rows <= _WIDE * len(factor):
     return multiplied(*call(clipped, args))
+
   # If all operands are finite, a factor of 0 drops its example without cleaning them.
-  return lax.cond(finite, as_it_lies, lambda *args: multiplied(*clipped(args)), *args)
+  @rarely_taken
+  def without_rows(*args):
+    cleaned = lambda part: multiplied(*clipped(part))
+    return cleaned(args) if site.loops else _in_parts(cleaned, args)
+
+  return lax.cond(finite, as_it_lies, without_rows, *args)
 
 
 def _multiplied(form: RowForm, data, cotangents) -> tuple[jax.Array]:
   rows = form.build(data, cotangents)  # [N, T, K], [N, T, P], T over the whole batch
-  if form.blocks > 1 or form.left <= form.right:
+  fast = form.left <= form.right or made_for.platform() != "cpu"
+  if form.blocks > 1 or fast:
     return (form.unflatten(row_forms.product(rows, form.left)),)
   # XLA's CPU backend forms [P, K] in .3 to .9 of the time of [K, P]. Without the barrier it
   # would form one as the transpose of the other.
-  swapped = row_forms.product(RowFactors(*rows[::-1]), form.right)  # [1, P, K]
+  swapped = row_forms.product(RowFactors(rows.right, rows.left), form.right)  # [1, P, K]
   return (form.unflatten(jnp.swapaxes(lax.optimization_barrier(swapped), 1, 2)),)
 
 
@@ -532,8 +600,10 @@ def _along(x: jax.Array, values: jax.Array, depth: int) -> jax.Array:
   return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
 
 
-def _clipped(g: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
+def _clipped(g: jax.Array, factor: jax.Array, depth: int, finite: Any = None) -> jax.Array:
   g, factor = trees.at_least_float32(g), _along(g, factor, depth)
+  if finite is True:
+    return g * factor.astype(g.dtype)
   # 0 times an infinite cotangent would be NaN, so a dropped example is selected away.
   return jnp.where(factor != 0, g * factor.astype(g.dtype), 0)
 

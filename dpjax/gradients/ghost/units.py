@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from dpjax.gradients.ghost import cost_model, row_forms
+from dpjax.gradients.ghost import chosen_products, cost_model, row_forms
 from dpjax.gradients.ghost.cost_model import Cost
 from dpjax.gradients.ghost.jaxpr_sites import Program, Site, is_complex
 from dpjax.gradients.ghost.row_forms import RowForm
@@ -71,11 +71,19 @@ def sum_of(unit: Unit) -> Sum:
 
 def _entrywise(unit: Unit) -> bool:
   """Whether each entry of the gradient is one entry of a cotangent."""
-  site, *more = unit.sites
+  return _is_entrywise(unit.sites)
+
+
+def _is_entrywise(sites: Sequence[Site]) -> bool:
+  site, *more = sites
   if more or site.name not in ("add", "add_any", "sub", "parameter"):
     return False
   alone = len(site.params) == 1 and site.sources[0].is_view
-  alike = site.out_avals[0].shape == site.params[0].aval.shape and not is_complex(site)
+  # A bias (n) of one row (1, n) has its gradient as it lies, too.
+  wide = [
+    [n for n in aval.shape if n != 1] for aval in (site.out_avals[0], site.params[0].aval)
+  ]
+  alike = wide[0] == wide[1] and not is_complex(site)
   return alone and alike and len(site.loops) == len(site.sources[0].loops)
 
 
@@ -124,8 +132,14 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     # Holding a gradient that was recorded anyway costs nothing. One rounded to half
     # precision must stay the array whose norm was taken.
     recorded = len(sites) == 1 and sites[0].name == "parameter" and not sites[0].loops
+    # An accelerator reads the cotangent once, for the norms and the sums of all that it is the
+    # gradient of. Held, it would be one more array.
+    hold = hold and (platform == "cpu" or not _is_entrywise(sites))
     hold = hold or any(map(_rounds, sites)) or recorded
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
+  if platform != "cpu" and cost_model.holds_convolution(sites[0].name, forms):
+    cost = cost_model.held_convolution(forms[0])
+    return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, True, "")
   swapped = _orientation(sites, forms)
   choice = functools.partial(Unit, group, tuple(sites))
   rule, cost, hold = _cheapest(forms, platform)
@@ -154,6 +168,8 @@ def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
 
 def _mergeable(sites, forms) -> bool:
   """Whether all sites see the leaf as the same matrix, perhaps transposed."""
+  if any(form.width for form in forms):
+    return _same_blocks(sites, forms)
   matrices = all(
     site.sources[0].perm is not None
     and sorted(site.sources[0].perm) == [0, 1]
@@ -167,6 +183,18 @@ def _mergeable(sites, forms) -> bool:
   return len(one_hot) <= 1
 
 
+def _same_blocks(sites, forms) -> bool:
+  """Whether rows at all sites are in blocks of one leaf, with the same sides."""
+  first = forms[0]
+  sides = (first.blocks, first.width, first.left_dims, first.right_dims)
+  return all(
+    site.sources[0].perm == sites[0].sources[0].perm is not None
+    and not site.sources[0].loops
+    and sides == (form.blocks, form.width, form.left_dims, form.right_dims)
+    for site, form in zip(sites, forms)
+  )
+
+
 def _left_dim(site: Site, form: RowForm) -> int:
   perm = site.sources[0].perm
   assert perm is not None
@@ -174,8 +202,8 @@ def _left_dim(site: Site, form: RowForm) -> int:
 
 
 def _orientation(sites, forms) -> tuple[bool, ...]:
-  if len(sites) == 1:
-    return (False,)
+  if len(sites) == 1 or any(form.width for form in forms):
+    return (False,) * len(sites)
   one_hot = [_left_dim(site, form) for site, form in zip(sites, forms) if form.one_hot]
   first = one_hot[0] if one_hot else 0
   return tuple(_left_dim(site, form) != first for site, form in zip(sites, forms))
@@ -184,7 +212,13 @@ def _orientation(sites, forms) -> tuple[bool, ...]:
 def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool]:
   if len(forms) == 1 and forms[0].rows == 1:
     return Rule.OUTER, cost_model.outer(forms[0]), False
-  gram, (product, hold) = cost_model.gram(forms), cost_model.product(forms, platform)
+  # Their product would be as large as all the matrices that an index chooses from.
+  if any(form.width for form in forms):
+    return Rule.GRAM, cost_model.gram(forms, platform), False
+  gram, (product, hold) = (
+    cost_model.gram(forms, platform),
+    cost_model.product(forms, platform),
+  )
   contraction = cost_model.contraction(forms, platform)
   # A held product saves the second transpose, which a gram product always needs.
   after = cost_model.holding(forms, platform) if hold else contraction
@@ -199,7 +233,8 @@ def better_stacked(planned: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
   return {
     i
     for unit in planned
-    if (matrices := sum(map(_gathered, unit.sites)))
+    if (unit.rule is Rule.GRADIENT or not any(form.width for form in unit.forms))
+    and (matrices := sum(map(_gathered, unit.sites)))
     and cost_model.stacks(sum(leaves[i].size for i in unit.leaves), matrices)
     for i in unit.leaves
   }
@@ -208,11 +243,12 @@ def better_stacked(planned: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
 def _gathered(site: Site) -> int:
   """Returns the number of elements of the matrices that an example's index chooses from a
   parameter."""
-  if site.name not in ("gather", "dynamic_slice") or site.eqn.invars[0] not in site.params:
+  eqn = site.eqn.eqns[0] if site.name == chosen_products.NAME else site.eqn
+  if eqn is None or eqn.primitive.name not in ("gather", "dynamic_slice"):
     return 0
-  sizes = site.eqn.params["slice_sizes"]
-  is_matrix = sum(size > 1 for size in sizes) > 1
-  return site.steps * math.prod(site.out_avals[0].shape) if is_matrix else 0
+  sizes = eqn.params["slice_sizes"]
+  is_matrix = sum(size > 1 for size in sizes) > 1 and eqn.invars[0] in site.params
+  return site.steps * math.prod(eqn.outvars[0].aval.shape) if is_matrix else 0
 
 
 def _site_work(sites: Sequence[Site]) -> int:

@@ -521,7 +521,19 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     loaded: what `load_data` returns, to share them between runs.
   """
   check(config)
-  whole = lambda *parts: phase(config, assemble(config, *parts))
+  # Before the digest, and again after the weights are read: both are of the same weights then.
+  sources = names.sources({"pretrained": config.pretrained})
+
+  def whole(*parts: Any) -> Phase:
+    assembled = assemble(config, *parts)
+    if sources != names.sources({"pretrained": config.pretrained}):
+      raise UserError(
+        "changed since this run took its keys from it; start the run again",
+        field="pretrained",
+        value=config.pretrained,
+      )
+    return phase(config, assembled)
+
   if config.privacy.method == "least_squares":
     from dpjax.experiments.kinds.central import one_release
 

@@ -7,6 +7,7 @@ step. Only the second publishes anything. Votes lie in checkpoints alone, which 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -130,11 +131,13 @@ def _schedule(
 def _features(config: PateConfig, dataset: Any) -> np.ndarray:
   """Returns features [n, d]; each example's follow from it alone, by public constants."""
   if config.features == "pixels":
-    return np.reshape(np.asarray(dataset.x, np.float32), (len(dataset), -1))
+    # Not -1: the neighbour of one record is no record, of which no width can be inferred.
+    shape = (len(dataset), math.prod(dataset.x.shape[1:]))
+    return np.reshape(np.asarray(dataset.x, np.float32), shape)
   options = {"num_groups": config.num_groups}
   model = ModelConfig(name="scatter_linear", options=options)
   seen = features_lib.featured(model, dataset, kept=data_lib.cache.folder())
-  return np.reshape(np.asarray(seen.x), (len(dataset), -1))
+  return np.reshape(np.asarray(seen.x), (len(dataset), math.prod(seen.x.shape[1:])))
 
 
 # --- the teachers

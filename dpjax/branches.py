@@ -1,0 +1,33 @@
+"""Branches that few batches take, marked in the text of a compiled program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import jax
+
+# In the name of each operation of such a branch: `parallel.programs` reads it.
+RARE = "rarely_taken"
+
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
+
+
+def rarely_taken(branch: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
+  """Marks a branch of a conditional that only unusual examples need.
+
+  Its work is left out where the work of an ordinary batch is counted. The result is the same.
+
+  >>> half = rarely_taken(lambda x: x / 2)
+  >>> float(jax.jit(lambda x: jax.lax.cond(x > 9, half, lambda x: x, x))(10.0))
+  5.0
+  """
+
+  @functools.wraps(branch)
+  def marked(*args: _Args.args, **options: _Args.kwargs) -> _Result:
+    with jax.named_scope(RARE):
+      return branch(*args, **options)
+
+  return marked

@@ -1,0 +1,204 @@
+"""Matrices that an example's index chooses from a parameter, and that one product uses.
+
+A mixture of experts computes x W[i]. The gradient of W[i] is an outer product, x g^T. Where the
+choice and the product are one site, its rows are x and g, and no matrix is recorded for an example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from dpjax.gradients.equations import (
+  CALLS,
+  Eqn,
+  EqnChain,
+  Graph,
+  eqn_fn,
+  is_float,
+  is_literal,
+  operands,
+)
+
+if TYPE_CHECKING:
+  from dpjax.gradients.ghost.jaxpr_sites import Site
+
+NAME = "chosen_product"
+# Pairs of rows are multiplied, so there may not be many beside the numbers of a matrix.
+_MOST_PAIRS = 4
+
+
+# Equations of a function of JAX, such as `jnp.take`, in which a choice is hidden.
+_MOST_INLINE = 16
+_CHOICES = ("gather", "dynamic_slice")
+# Equations that may only move, add or drop axes of what is chosen.
+_MOVES = ("squeeze", "reshape", "transpose", "broadcast_in_dim", "expand_dims")
+
+
+def with_choices_inline(closed: Any) -> Any:
+  """Returns a closed jaxpr in which choices stand beside the products that use them.
+
+  `jnp.take` and `lax.dynamic_index_in_dim` are calls of their own in a jaxpr.
+  """
+  if not any(map(_holds_choice, closed.jaxpr.eqns)):
+    return closed
+
+  def evaluate(*args):
+    return _evaluated(closed.jaxpr, closed.consts, args)
+
+  return jax.make_jaxpr(evaluate)(*(var.aval for var in closed.jaxpr.invars))
+
+
+def _holds_choice(eqn: Eqn) -> bool:
+  if eqn.primitive.name not in CALLS:
+    return False
+  inner = eqn.params[CALLS[eqn.primitive.name]].jaxpr
+  names = [each.primitive.name for each in inner.eqns]
+  return len(names) <= _MOST_INLINE and any(name in _CHOICES for name in names)
+
+
+def _evaluated(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+  env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args)))
+
+  def read(atom):
+    return atom.val if is_literal(atom) else env[atom]
+
+  for eqn in jaxpr.eqns:
+    if _holds_choice(eqn):
+      inner = eqn.params[CALLS[eqn.primitive.name]]
+      results = _evaluated(inner.jaxpr, inner.consts, [*map(read, eqn.invars)])
+    else:
+      results = eqn_fn(eqn)(*map(read, operands(eqn)))
+    env.update(zip(eqn.outvars, results))
+  return [read(atom) for atom in jaxpr.outvars]
+
+
+class ChosenAxis(NamedTuple):
+  """What an axis of the chosen matrices stands for."""
+
+  dim: int | None = None  # of the parameter
+  position: int | None = None  # of the indices, one matrix for each; neither: of size 1
+
+
+class ChosenAxes(NamedTuple):
+  """The axes of a product with chosen matrices; each list names axes of the array itself."""
+
+  contracted: tuple[int, ...]  # dimensions of the parameter, in the order of the product
+  kept: tuple[int, ...]  # dimensions of the parameter that the result has
+  positions: tuple[int, ...]  # of the indices, in the order of the product's batch
+  shared: tuple[int, ...]  # of the indices whose matrices all meet the same row
+  param_first: bool
+
+
+def find(graph: Graph, site: Site) -> EqnChain | None:
+  """Returns the equations from a choice to the only product that uses it; None for no such.
+
+  Args:
+    graph: of the jaxpr that the site is in.
+    site: where the choice is made.
+  """
+  if site.name not in _CHOICES or site.eqn.invars[0] not in site.params:
+    return None
+  # Indices that are numbers would not be chosen by the example.
+  if is_literal(site.eqn.invars[1]) or is_float(site.eqn.invars[1].aval):
+    return None
+  eqns = [site.eqn]
+  while eqns[-1].primitive.name != "dot_general":
+    if eqns[-1].primitive.name not in (*_CHOICES, *_MOVES):
+      return None
+    (var,) = eqns[-1].outvars
+    if graph.uses[var] != 1 or var not in graph.users:
+      return None
+    eqns.append(graph.users[var])
+  chain = EqnChain(tuple(eqns), NAME)
+  return chain if _pays(chain) else None
+
+
+def _pays(chain: EqnChain) -> bool:
+  known = axes(chain)
+  product = chain.eqns[-1]
+  # A product of the matrices with themselves, or with each other.
+  if known is None or chain.eqns[-2].outvars[0] in _data_side(product, known):
+    return False
+  shape = chain.eqns[0].invars[0].aval.shape
+  width = math.prod(shape[d] for d in known.contracted)
+  columns = math.prod(shape[d] for d in known.kept)
+  rows = math.prod(product.outvars[0].aval.shape) // max(columns, 1)
+  # A vector, not a matrix, is what its row of the table is: nothing would be gained.
+  return min(width, columns) > 1 and rows * rows <= _MOST_PAIRS * width * columns
+
+
+def _data_side(product: Eqn, known: ChosenAxes) -> tuple[Any, ...]:
+  data = product.invars[1 if known.param_first else 0]
+  return () if is_literal(data) else (data,)
+
+
+def axes(chain: EqnChain) -> ChosenAxes | None:
+  """Returns what the axes of the product are; None for another kind of product."""
+  labels = _chosen(chain.eqns[0])
+  for eqn in chain.eqns[1:-1]:
+    labels = labels and _moved(eqn, labels)
+  if labels is None:
+    return None
+  product = chain.eqns[-1]
+  (lhs_c, rhs_c), (lhs_b, rhs_b) = product.params["dimension_numbers"]
+  matrices = chain.eqns[-2].outvars[0]
+  param_first = product.invars[0] is matrices
+  contracted = lhs_c if param_first else rhs_c
+  batch = lhs_b if param_first else rhs_b
+  kept = [d for d in range(len(labels)) if d not in (*contracted, *batch)]
+  sizes = matrices.aval.shape
+  is_position = lambda d: labels[d].position is not None and sizes[d] != 1
+  is_dim = lambda d: labels[d].dim is not None and sizes[d] != 1
+  # A sum over chosen matrices, or a row for each of a matrix's own, is another product.
+  if any(map(is_position, contracted)) or any(map(is_dim, batch)):
+    return None
+  dims = lambda places: tuple(labels[d].dim for d in places if labels[d].dim is not None)
+  positions = lambda places: tuple(
+    labels[d].position for d in places if labels[d].position is not None
+  )
+  # The result has them in the order of the matrices: positions first, or they are interleaved.
+  order = [is_position(d) for d in kept if is_position(d) or is_dim(d)]
+  if order != sorted(order, reverse=True):
+    return None
+  return ChosenAxes(
+    dims(contracted), dims(kept), positions(batch), positions(kept), param_first
+  )
+
+
+def _chosen(eqn: Eqn) -> list[ChosenAxis] | None:
+  """Returns the axes of what is chosen."""
+  rank = len(eqn.outvars[0].aval.shape)
+  if eqn.primitive.name == "dynamic_slice":
+    return [ChosenAxis(dim=d) for d in range(rank)]
+  numbers = eqn.params["dimension_numbers"]
+  if numbers.operand_batching_dims:
+    return None
+  collapsed = numbers.collapsed_slice_dims
+  dims = iter(
+    d for d in range(len(eqn.invars[0].aval.shape)) if d not in map(int, collapsed)
+  )
+  offsets = [int(d) for d in numbers.offset_dims]
+  position = iter(range(rank))
+  return [
+    ChosenAxis(dim=next(dims)) if d in offsets else ChosenAxis(position=next(position))
+    for d in range(rank)
+  ]
+
+
+def _moved(eqn: Eqn, labels: list[ChosenAxis]) -> list[ChosenAxis] | None:
+  """Returns the axes after an equation that only moves, adds or drops axes of size 1."""
+  name = eqn.primitive.name
+  before = eqn.invars[0].aval.shape
+  after = eqn.outvars[0].aval.shape
+  if name == "transpose":
+    return [labels[d] for d in eqn.params["permutation"]]
+  wide = [d for d, size in enumerate(before) if size != 1]
+  if [before[d] for d in wide] != [size for size in after if size != 1]:
+    return None
+  # ChosenAxes of size 1 have lost their place, and need none.
+  order = iter(wide)
+  return [ChosenAxis() if size == 1 else labels[next(order)] for size in after]

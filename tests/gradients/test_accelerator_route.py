@@ -1,0 +1,158 @@
+"""The program of an accelerator, run on a CPU: the same sums, and the traffic that it has.
+
+What is compiled for a chip that is absent is measured by `launch.benchmark --suite=compiled`.
+"""
+
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import gradients
+from dpjax.gradients.ghost import route, row_forms, tapped
+from dpjax.gradients.ghost.units import Rule
+from dpjax.parallel import programs, targets
+from tests.gradients import ghost_oracle as oracle
+
+pytestmark = pytest.mark.usefixtures("x64")
+_GPU = targets.parse("gpu:h100:1")
+
+
+@pytest.fixture(autouse=True)
+def _for_an_accelerator():
+  with targets.compiling_for(_GPU):
+    yield
+
+
+class _Net(nn.Module):
+  """Held convolutions, one by its places, biases, a table, a dense layer."""
+
+  @nn.compact
+  def __call__(self, x, token):
+    x = jnp.tanh(nn.Conv(2, (3, 3))(x))
+    x = jnp.tanh(nn.Conv(32, (3, 3), strides=(2, 2))(x))
+    x = jnp.tanh(nn.Conv(32, (3, 3))(x))
+    x = nn.LayerNorm()(x.ravel()) * nn.Embed(5, 288)(jnp.asarray(token))
+    return nn.Dense(3)(x)
+
+
+def _net():
+  model = _Net()
+  image = jnp.zeros((6, 6, 2))
+  params = oracle.as_float64(model.init(jax.random.key(0), image, 0))
+  rng = np.random.default_rng(0)
+  batch = {
+    "x": jnp.asarray(rng.normal(size=(5, 6, 6, 2))),
+    "t": jnp.asarray(rng.integers(0, 5, size=5)),
+  }
+  loss = lambda p, e: jnp.sum(jnp.sin(model.apply(p, e["x"], e["t"])))
+  return loss, params, batch
+
+
+def test_sums_are_those_of_the_other_route():
+  loss, params, batch = _net()
+  planned = route.plan(loss, params, route.first_of(batch))
+  assert planned.platform == "gpu"
+  rules = {u.rule for u in planned.units if u.sites[0].name == "conv_general_dilated"}
+  assert rules == {Rule.GRADIENT, Rule.GRAM}
+  oracle.check(loss, params, batch, bound=1e-8)
+  mask = jnp.array([True, False, True, True, False])
+  oracle.check(loss, params, batch, mask=mask, bound=1e-8)
+  bounds = jax.tree.map(lambda _: 0.2, params)
+  oracle.check(loss, params, batch, clip_norm=bounds, bound=1e-8)
+
+
+def test_an_example_that_is_not_finite_takes_nobody_with_it():
+  loss, params, batch = _net()
+  for value in (np.nan, np.inf, 1e200):
+    damaged = batch | {"x": batch["x"].at[2, 1, 1, 0].set(value)}
+    slow, fast = oracle.both(loss, params, damaged)
+    for one, other in zip(jax.tree.leaves(slow.total), jax.tree.leaves(fast.total)):
+      np.testing.assert_allclose(one, other, atol=1e-8)
+    np.testing.assert_array_equal(np.isfinite(slow.norms), np.isfinite(fast.norms))
+
+
+def test_terms_that_would_underflow_are_added_alone():
+  """c_i g_i is below the normal numbers beside an operand that is large."""
+  loss = lambda w, x: jnp.sum(x[None] @ w) * 1e-34
+  w = jnp.ones((4, 2), jnp.float32)
+  x = jnp.array([[1e34, 1.0, 1.0, 1.0], [1.0, 2.0, 3.0, 4.0]], jnp.float32)
+  slow, fast = oracle.both(loss, w, x, clip_norm=2e-5)
+  assert float(jnp.abs(slow.total).max()) > 1e-5
+  assert oracle.relative_error(slow.total, fast.total) < 1e-5
+
+
+_WINDOWS = {
+  "same": {},
+  "strides": {"window_strides": (2, 2)},
+  "one axis": {"window_strides": (1, 2), "padding": "VALID"},
+  "groups": {"feature_group_count": 2},
+  "dilated": {"rhs_dilation": (2, 1), "padding": "VALID"},
+  "transposed": {"lhs_dilation": (2, 2), "padding": [(1, 1), (2, 1)]},
+  "cut": {"padding": [(-1, 1), (0, -1)]},
+}
+
+
+@pytest.mark.parametrize("name", _WINDOWS)
+def test_products_of_windows_are_sums_of_products_of_places(name):
+  options = {"window_strides": (1, 1), "padding": "SAME"} | _WINDOWS[name]
+  groups = options.get("feature_group_count", 1)
+  rng = np.random.default_rng(0)
+  w = rng.normal(size=(3, 2, 4 // groups, 6))
+  x = jnp.asarray(rng.normal(size=(1, 2, 5, 6, 4)))
+
+  def loss(w, x):
+    layout = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(x, w, dimension_numbers=layout, **options)
+    return jnp.sum(jnp.sin(y))
+
+  planned = route.plan(loss, w, x[0], platform="cpu")
+  (unit,) = planned.units
+  site = unit.sites[0]
+  form = row_forms.find(site)
+  recorded = tapped.record(planned.program, [w], [x])
+  data, cotangents = recorded.operands[site.index], recorded.cotangents[site.index]
+  windows = np.asarray(form.build((data[0][0],), (cotangents[0][0],)).left)
+  wanted = np.einsum("ntk,nsk->nts", windows, windows)
+  np.testing.assert_allclose(form.places.build((data[0][0],)), wanted, atol=1e-12)
+  assert form.places.count == 2 * 5 * 6
+
+
+def test_a_scan_and_a_large_kernel_copy_their_windows():
+  def scanned(w, x):
+    step = lambda h, _: (jnp.tanh(jax.lax.conv(h, w, (1, 1), "SAME")), None)
+    return jnp.sum(jax.lax.scan(step, x[None], None, length=2)[0])
+
+  planned = route.plan(scanned, jnp.ones((2, 2, 3, 3)), jnp.ones((2, 5, 5)))
+  assert row_forms.find(planned.units[0].sites[0]).places is None
+  large = lambda w, x: jnp.sum(jax.lax.conv(x[None], w, (1, 1), "SAME"))
+  planned = route.plan(large, jnp.ones((2, 2, 6, 6)), jnp.ones((2, 9, 9)))
+  assert row_forms.find(planned.units[0].sites[0]).places is None
+
+
+def test_a_usual_batch_is_counted_without_the_branches_of_rare_examples():
+  """Of the traffic of a dense layer, no operand is copied to drop an example."""
+  loss = lambda w, x: jnp.sum(jnp.sin(x @ w))
+  w = jnp.ones((512, 64), jnp.float32)
+  x = jnp.ones((1024, 512), jnp.float32)
+  grad_fn = gradients.clipped_grad(loss, l2_clip_norm=1.0)
+  compiled = jax.jit(lambda w, x: grad_fn(w, x, True).total).lower(w, x).compile()
+  counts = programs.counted(compiled.as_text())
+  # Read by the product, by the norms and by the sum; the other arrays are an eighth of it.
+  assert counts.memory_bytes < 4.5 * x.nbytes
+  assert counts.loops == 0
+
+
+def test_offsets_of_a_kernel_are_few():
+  shapes = list(itertools.product(range(1, 7), range(1, 7)))
+  copied = []
+  for shape in shapes:
+    loss = lambda w, x: jnp.sum(jax.lax.conv(x[None], w, (1, 1), "SAME"))
+    planned = route.plan(loss, jnp.ones((2, 2, *shape)), jnp.ones((2, 7, 7)))
+    if row_forms.find(planned.units[0].sites[0]).places is None:
+      copied.append(shape)
+  # A kernel of one place has no windows.
+  assert copied == [(1, 1), (5, 6), (6, 5), (6, 6)]
