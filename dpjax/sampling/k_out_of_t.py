@@ -35,9 +35,10 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   steps_per_pass / selected steps (`dpjax.accounting.event_kinds.k_out_of_t`). So it costs no less
   than those passes; choose `RandomAllocationSampler` where the steps divide, and may stop early.
 
-  No event is smaller where a pass stops after m of its t steps. A record is then in a hypergeometric
-  number j of the m steps. Revealing j, the mixture of j out of m by its chances would dominate, where
-  no output decides m. It is the cost of a run's length, and costs of steps must add up.
+  No event is smaller where a pass stops after m of its t steps. A record is then in a
+  hypergeometric number j of the m steps. Revealing j, the mixture of j out of m by its chances
+  would dominate, where no output decides m. It is the cost of a run's length, and costs of steps
+  must add up.
 
   Args:
     steps_per_pass: t, steps of a pass.
