@@ -36,7 +36,7 @@ class Question(NamedTuple):
   epsilon: float | None
   noise_multiplier: float | None
   num_steps: int | None
-  # for "fixed_size" the share of a whole batch, for "random_allocation" 1 / steps per pass
+  # for "fixed_size" the share of a whole batch, for a sampler in passes that of a whole pass
   sampling_prob: float | None
   delta: float
   sampler: str  # one of SAMPLERS
@@ -46,6 +46,7 @@ class Question(NamedTuple):
   capacity: int | None = None  # of truncated_poisson
   # In place of epsilon, for the noise only: a bound on attackers.
   attack: accounting.AttackBound | None = None
+  num_selected: int | None = None  # of k_out_of_t
 
   @property
   def kind(self) -> type[sampling.Sampler] | None:
@@ -63,16 +64,19 @@ class Question(NamedTuple):
     drawn = _sampler(self)
     return 1 if drawn is None else drawn.steps_per_event
 
+  @property
+  def size(self) -> sampling.Sizing:
+    """Numbers that size the sampler."""
+    return sampling.Sizing(
+      sampling_prob=self.sampling_prob or 0.0,
+      num_examples=self.num_examples or 0,
+      capacity=self.capacity,
+      num_selected=self.num_selected,
+    )
+
 
 def _sampler(question: Question) -> sampling.Sampler | None:
-  if question.kind is None:
-    return None
-  size = sampling.Sizing(
-    sampling_prob=question.sampling_prob or 0.0,
-    num_examples=question.num_examples or 0,
-    capacity=question.capacity,
-  )
-  return question.kind.sized(size)
+  return None if question.kind is None else question.kind.sized(question.size)
 
 
 def event(question: Question) -> accounting.DpEvent:
@@ -133,10 +137,12 @@ def solve(question: Question) -> Question:
   kind = question.kind
   assert kind is not None, "without a sampler the probability is known: 1"
 
+  times = kind.times_per_pass(question.size)
+
   # The search may ask for any probability. A run can have only those of whole batches or
   # passes.
   def near(prob: float) -> float:
-    return kind.nearest_prob(prob, question.num_examples or 0)
+    return kind.nearest_prob(prob, question.num_examples or 0, times)
 
   prob = near(
     accounting.calibrate_sampling_prob(

@@ -21,6 +21,10 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 
+  # batches of independent draws, copies counted: the same two relations, proved by PLD only
+  python -m launch.account --sampler=with_replacement --noise_multiplier=4 \\
+    --num_examples=60000 --batch_size=600 --num_steps=4000
+
   # Poisson samples cut to 700 at random: replace_special, proved by PLD only
   python -m launch.account --sampler=truncated_poisson --capacity=700 --noise_multiplier=1 \\
     --num_examples=60000 --batch_size=600 --num_steps=4000
@@ -29,6 +33,10 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # steps (without --sampling_prob, one pass of --num_steps); Poisson beside it
   python -m launch.account --sampler=random_allocation --noise_multiplier=1 \\
     --num_steps=2000 --sampling_prob=0.005
+
+  # each record in 7 steps of one pass of 2000, a secret set; several passes: --sampling_prob
+  python -m launch.account --sampler=k_out_of_t --num_selected=7 --noise_multiplier=1 \\
+    --num_steps=2000
 
   # steps of a record at least 8 apart, noise of 4 bands: simulated; balls_in_bins: proved, too
   python -m launch.account --sampler=min_sep --min_sep=8 --bands=4 --noise_multiplier=1 \\
@@ -91,6 +99,7 @@ _QUESTION_FLAGS = (
   "curve",
   "statement",
   "capacity",
+  "num_selected",
   "gdp",
   "zcdp",
   "tradeoff",
@@ -112,7 +121,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("integer", "num_steps", None, "number of noisy steps")
   passes = "instead of --num_steps: passes over the data, rounded up to steps"
   flag("float", "epochs", None, passes)
-  chance = "chance of each example to be in a batch; for fixed_size b/n"
+  chance = "chance of each example to be in a batch; for a fixed size b/n"
   flag("float", "sampling_prob", None, chance)
   flag(
     "integer", "num_examples", None, "n, the declared number of examples, a public constant"
@@ -121,6 +130,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("integer", "batch_size", None, size)
   most = "the most examples of a batch, for --sampler=truncated_poisson"
   flag("integer", "capacity", None, most)
+  several = "steps of a pass for each example, for --sampler=k_out_of_t"
+  flag("integer", "num_selected", None, several)
   flag(
     "enum",
     "sampler",
@@ -133,7 +144,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("integer", "bands", 1, "with --min_sep: bands of the correlated noise")
   flag("integer", "num_samples", 2_000_000, "with --min_sep: simulated runs")
   default_text = (
-    "default: add_or_remove_one; fixed_size: replace_one; truncated: replace_special"
+    "default: add_or_remove_one; fixed_size, with_replacement: replace_one; truncated_poisson: "
+    "replace_special"
   )
   flag("enum", "neighboring_relation", None, accounting.RELATIONS, default_text)
   flag(
@@ -169,6 +181,7 @@ def questions(values: Any) -> list[Question]:
   """Returns questions from flag values, one for each noise multiplier; UserError when
   unclear."""
   _check_counts(values)
+  num_selected = _for_sampler(values, "num_selected")
   prob = _sampling_prob(values)
   proved = accounting.proved_for(values.sampler)
   by = values.accountant
@@ -182,7 +195,8 @@ def questions(values: Any) -> list[Question]:
     num_examples=values.num_examples,
     neighboring_relation=values.neighboring_relation or proved.relations[0],
     accountants=proved.accountants if by == "both" else (by,),
-    capacity=_capacity(values),
+    capacity=_for_sampler(values, "capacity"),
+    num_selected=num_selected,
   )
   levels = _noise_multipliers(values.noise_multiplier)
   question = question._replace(attack=_attack(values, bool(levels)))
@@ -193,7 +207,7 @@ def questions(values: Any) -> list[Question]:
 
 def _check_counts(values: Any) -> None:
   """Raises UserError for counts too large to differ as floats, since ratios are taken."""
-  for name in ("num_steps", "batch_size", "num_examples", "capacity"):
+  for name in ("num_steps", "batch_size", "num_examples", "capacity", "num_selected"):
     value = getattr(values, name)
     if value is not None and abs(value) >= _MOST:
       raise UserError(
@@ -201,17 +215,26 @@ def _check_counts(values: Any) -> None:
       )
 
 
-def _capacity(values: Any) -> int | None:
-  # A sampler with a capacity that never overflows truncates larger draws.
-  kind = sampling.SAMPLERS.get(values.sampler)
-  if kind is None or kind.can_overflow or "capacity" not in kind.options:
-    if values.capacity is not None:
-      raise UserError(
-        "goes with sampler='truncated_poisson'", field="capacity", value=values.capacity
-      )
-    return None
-  validate.integer_at_least(1, capacity=values.capacity)
-  return values.capacity
+def _for_sampler(values: Any, name: str) -> int | None:
+  """Returns the value of a flag that some samplers need, and the others do not take."""
+  value = getattr(values, name)
+  readers = [
+    sampler
+    for sampler in sampling.answered("exact")
+    if _decides_cost(sampling.SAMPLERS[sampler], name)
+  ]
+  if values.sampler in readers:
+    validate.integer_at_least(1, **{name: value})
+    return value
+  if value is not None:
+    samplers = " or ".join(map(repr, readers))
+    raise UserError(f"goes with sampler={samplers}", field=name, value=value)
+  return None
+
+
+def _decides_cost(kind: type[sampling.Sampler], name: str) -> bool:
+  # A sampler with a capacity that never overflows truncates larger draws. Padding costs nothing.
+  return name in kind.options and not (name == "capacity" and kind.can_overflow)
 
 
 def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
@@ -258,8 +281,13 @@ def _sampling_prob(values: Any) -> float | None:
       )
     return 1.0
   if n is None and (batch is not None or issubclass(kind, sampling.SizedSampler)):
+    sized = [
+      name
+      for name in sampling.answered("exact")
+      if issubclass(sampling.SAMPLERS[name], sampling.SizedSampler)
+    ]
     raise UserError(
-      "must be given with batch_size, fixed_size or truncated_poisson",
+      f"must be given with batch_size, and with sampler={' or '.join(map(repr, sized))}",
       field="num_examples",
       value=None,
     )
@@ -272,44 +300,57 @@ def _sampling_prob(values: Any) -> float | None:
   validate.integer_at_least(1, batch_size=batch)
   validate.probability(**{"batch_size / num_examples": batch / n})
   if kind.takes_whole_passes:
-    return _of_passes(batch, n or 0)
+    return _of_passes(values, kind)
   return batch / n
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """Returns the probability of --sampling_prob; without it that of one pass of random
-  allocation."""
+  """Returns the probability of --sampling_prob; without it that of one pass as long as the
+  run, of a sampler in passes."""
   kind = sampling.SAMPLERS[values.sampler]
   if prob is not None:
     validate.probability(sampling_prob=prob)
-    if kind.takes_whole_passes:
-      sampling.check_passes(prob, values.sampler.replace("_", " "))
-      return prob
-    # For fixed-size batches, that of the whole batch which training would draw.
-    return kind.nearest_prob(prob, values.num_examples or 0)
+    kind.check_prob(_size(values, prob))
+    # For batches of a fixed size it is that of the whole batch which training would draw.
+    whole = kind.takes_whole_passes
+    return prob if whole else kind.nearest_prob(prob, values.num_examples or 0)
   if not kind.takes_whole_passes:
     return None
+  times = kind.times_per_pass(_size(values))
   if values.num_steps is None:
     raise UserError(
-      "must be given for random_allocation, 1 / the steps of a pass, or "
+      f"must be given for {values.sampler}, {times} / the steps of a pass, or "
       "num_steps, the steps of one pass",
       field="sampling_prob",
       value=None,
     )
-  validate.integer_at_least(1, num_steps=values.num_steps)
-  return 1 / values.num_steps
+  validate.integer_at_least(times, num_steps=values.num_steps)
+  return times / values.num_steps
 
 
-def _of_passes(batch_size: int, num_examples: int) -> float:
-  """Returns 1 / the steps of a pass of random allocation, with a mean batch equal or
-  closest to this one."""
-  steps = max(1, round(num_examples / batch_size))
+def _size(values: Any, prob: float = 0.0) -> sampling.Sizing:
+  """Returns what is known of the size of the sampler."""
+  return sampling.Sizing(
+    sampling_prob=prob,
+    num_examples=values.num_examples or 0,
+    num_selected=values.num_selected,
+  )
+
+
+def _of_passes(values: Any, kind: type[sampling.Sampler]) -> float:
+  """Returns the probability of a sampler in passes, with a mean batch equal or closest to
+  --batch_size."""
+  batch_size = values.batch_size
+  times = kind.times_per_pass(_size(values))
+  drawn = times * values.num_examples
+  steps = max(times, round(drawn / batch_size))
   # Whole steps change the mean batch slightly. A whole example is more than rounding.
-  if abs(num_examples / steps - batch_size) < 1:
-    return 1 / steps
+  if abs(drawn / steps - batch_size) < 1:
+    return times / steps
+  several = f"{times} num_examples, {drawn}," if times > 1 else f"num_examples={drawn}"
   raise UserError(
-    f"must be num_examples={num_examples} / a whole number, the steps of a "
-    f"pass, for random allocation; {-(-num_examples // steps)} is near",
+    f"must be {several} / a whole number, the steps of a pass, for "
+    f"{values.sampler.replace('_', ' ')}; {-(-drawn // steps)} is near",
     field="batch_size",
     value=batch_size,
   )

@@ -19,6 +19,7 @@ _NOT = (
   "num_examples",
   "batch_size",
   "capacity",
+  "num_selected",
   "accountant",
 )
 _NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
   from dpjax.sampling.registry import used_for as used_for
   from dpjax.sampling.samplers import PaddedSampler as PaddedSampler
   from dpjax.sampling.samplers import Participation as Participation
+  from dpjax.sampling.samplers import PassSampler as PassSampler
   from dpjax.sampling.samplers import Sampler as Sampler
   from dpjax.sampling.samplers import SizedSampler as SizedSampler
   from dpjax.sampling.samplers import Sizing as Sizing

@@ -25,27 +25,29 @@ def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
   return max(1, round(sampling_prob * num_examples))
 
 
-def steps_per_pass(sampling_prob: float) -> int:
-  """Returns the steps of a pass that takes every record once: 1 / sampling_prob, rounded.
+def steps_per_pass(sampling_prob: float, times: int = 1) -> int:
+  """Returns the steps of a pass that takes every record `times` times: times / sampling_prob,
+  rounded.
 
-  >>> steps_per_pass(0.25)
-  4
+  >>> steps_per_pass(0.25), steps_per_pass(0.3, times=3)
+  (4, 10)
   """
-  return max(1, round(1 / sampling_prob))
+  return max(times, round(times / sampling_prob))
 
 
-def whole_passes(sampling_prob: float) -> bool:
+def whole_passes(sampling_prob: float, times: int = 1) -> bool:
   """Whether a pass is a whole number of steps.
 
-  >>> whole_passes(0.25), whole_passes(0.3)
-  (True, False)
+  >>> whole_passes(0.25), whole_passes(0.3), whole_passes(0.3, times=3)
+  (True, False, True)
   """
+  steps = steps_per_pass(sampling_prob, times)
   # 1 / 3 and the like are not exact floats: their pass is whole up to rounding.
-  return math.isclose(steps_per_pass(sampling_prob) * sampling_prob, 1, rel_tol=1e-9)
+  return math.isclose(steps * sampling_prob, times, rel_tol=1e-9)
 
 
 def check_passes(
-  sampling_prob: float, purpose: str, *, name: str = "sampling_prob"
+  sampling_prob: float, purpose: str, *, name: str = "sampling_prob", times: int = 1
 ) -> None:
   """Raises UserError unless a pass is a whole number of steps.
 
@@ -54,16 +56,18 @@ def check_passes(
   Args:
     purpose: names the sampler in the message.
     name: name of the field, for the message.
+    times: how often a pass takes each record.
   """
   validate.probability(**{name: sampling_prob})
-  if sampling_prob < _LEAST_PROB:
+  least = times * _LEAST_PROB
+  if sampling_prob < least:
     raise UserError(
-      f"must be at least {_LEAST_PROB}, for {purpose}", field=name, value=sampling_prob
+      f"must be at least {least}, for {purpose}", field=name, value=sampling_prob
     )
-  if not whole_passes(sampling_prob):
+  if not whole_passes(sampling_prob, times):
     raise UserError(
-      f"must be 1 / a whole number, the steps of a pass, for {purpose}; "
-      f"{1 / steps_per_pass(sampling_prob)!r} is near",
+      f"must be {times} / a whole number, the steps of a pass, for {purpose}; "
+      f"{times / steps_per_pass(sampling_prob, times)!r} is near",
       field=name,
       value=sampling_prob,
     )

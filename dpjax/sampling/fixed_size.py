@@ -90,7 +90,8 @@ class FixedSizeSampler(SizedSampler):
     )
 
   @classmethod
-  def nearest_prob(cls, prob: float, num_examples: int) -> float:
+  def nearest_prob(cls, prob: float, num_examples: int, times: int = 1) -> float:
+    del times
     # Only whole batches exist, so only their shares can be run and accounted.
     return whole_batch_size(prob, num_examples) / num_examples
 

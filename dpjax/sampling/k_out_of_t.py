@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+import threading
+from typing import Any, ClassVar, Self
 
-import dp_accounting
 import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.k_out_of_t import KOutOfTKind, k_out_of_t_event
 from dpjax.accounting.proved import Proved
-from dpjax.sampling.samplers import DpEvent, PaddedSampler, generator
+from dpjax.sampling.batch_sizes import steps_per_pass
+from dpjax.sampling.samplers import (
+  DpEvent,
+  PaddedSampler,
+  PassSampler,
+  Sizing,
+  generator,
+)
 from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class KOutOfTSampler(PaddedSampler):
+class KOutOfTSampler(PassSampler, PaddedSampler):
   """Each example is in `selected` steps of every pass of `steps_per_pass`.
 
   Its set of steps is uniform among all of that size, independent of the other examples, and drawn
@@ -27,6 +34,11 @@ class KOutOfTSampler(PaddedSampler):
   For independent noise. A pass is accounted in full at its first step, as `selected` passes of
   steps_per_pass / selected steps (`dpjax.accounting.event_kinds.k_out_of_t`). So it costs no less
   than those passes; choose `RandomAllocationSampler` where the steps divide, and may stop early.
+
+  No event is smaller where a pass stops after m of its t steps. A record is then in a
+  hypergeometric number j of the m steps. Revealing j, the mixture of j out of m by its chances
+  would dominate, where no output decides m. It is the cost of a run's length, and costs of steps
+  must add up.
 
   Args:
     steps_per_pass: t, steps of a pass.
@@ -41,7 +53,10 @@ class KOutOfTSampler(PaddedSampler):
 
   name: ClassVar[str] = "k_out_of_t"
   proof: ClassVar[Proved] = KOutOfTKind.proof
-  steps_alike: ClassVar[bool] = False
+  used_for: ClassVar[tuple[str, ...]] = ("examples",)
+  options: ClassVar[tuple[str, ...]] = ("capacity", "num_selected")
+  takes_whole_passes: ClassVar[bool] = True
+  answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
     {"steps_per_pass": 2, "selected": 1, "capacity": 5},
     {"steps_per_pass": 3, "selected": 2, "capacity": 5},
@@ -65,25 +80,29 @@ class KOutOfTSampler(PaddedSampler):
         value=self.selected,
       )
 
-  @property
-  def steps_per_event(self) -> int:
-    return self.steps_per_pass
+  @classmethod
+  def sized(cls, size: Sizing) -> Self:
+    """Returns the sampler whose pass has num_selected / sampling_prob steps."""
+    cls.check_prob(size)
+    times = cls.times_per_pass(size)
+    steps = steps_per_pass(size.sampling_prob, times)
+    return cls(steps_per_pass=steps, selected=times, capacity=size.padded_batch_size)
+
+  @classmethod
+  def times_per_pass(cls, size: Sizing) -> int:
+    # No default: k decides what a run costs.
+    validate.integer_at_least(1, num_selected=size.num_selected)
+    return int(size.num_selected or 0)
 
   @property
   def rate(self) -> float:
     return self.selected / self.steps_per_pass
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """Returns the event of a single step: of the whole pass that it may begin."""
+    """Returns the event of a whole pass."""
     return k_out_of_t_event(
       inner, num_steps=self.steps_per_pass, num_selected=self.selected
     )
-
-  def event_at(self, step: int, inner: DpEvent) -> DpEvent:
-    validate.integer_at_least(0, step=step)
-    # A whole pass is accounted at its first step, so a run may stop anywhere in it.
-    first = step % self.steps_per_pass == 0
-    return self.event(inner) if first else dp_accounting.NoOpDpEvent()
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)
@@ -91,24 +110,49 @@ class KOutOfTSampler(PaddedSampler):
       # The draws of `RandomAllocationSampler`, so that both are one sampler.
       places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
       return self.checked(np.flatnonzero(places == place), step)
-    sets = _steps_of_pass(self.steps_per_pass, self.selected, num_examples, seed, turn)
-    return self.checked(sets[place].copy(), step)
+    sets = _pass_of(self.steps_per_pass, self.selected, num_examples, seed, turn)
+    return self.checked(sets.at(place), step)
 
 
-# All steps of a pass read the same sets, so they are drawn once.
-@functools.lru_cache(maxsize=1)
-def _steps_of_pass(
+class _Pass:
+  """The examples of each step of one pass. Steps in their order cost what a Poisson draw does;
+  an earlier one begins the pass again."""
+
+  def __init__(self, steps: int, selected: int, num_examples: int, place: tuple[int, int]):
+    self._steps = steps
+    self._selected = selected
+    self._num_examples = num_examples
+    self._place = place
+    # Two batches may be drawn at once, each in a thread that reads ahead.
+    self._lock = threading.Lock()
+    self._begin()
+
+  def _begin(self) -> None:
+    self._rng = generator(*self._place)
+    self._left = np.full(self._num_examples, self._selected)  # steps of each set to come
+    self._next = 0
+    self._joined = np.zeros(0, np.int64)
+
+  def at(self, place: int) -> np.ndarray:
+    """Returns the examples that take part in step `place` of the pass."""
+    with self._lock:
+      if place < self._next - 1:
+        self._begin()
+      while self._next <= place:
+        # Selection sampling (Knuth, volume 2, algorithm S): a step is taken with probability
+        # (steps of the set that are left) / (steps of the pass that are left). Every set is
+        # equally likely, by integers alone, so no rounding favours one.
+        remaining = self._steps - self._next
+        joins = self._rng.integers(remaining, size=self._num_examples) < self._left
+        self._left -= joins
+        self._joined = np.flatnonzero(joins)
+        self._next += 1
+      return self._joined.copy()
+
+
+# A pass is kept, so that each step needs one draw. Several: a run may be compared with another.
+@functools.lru_cache(maxsize=4)
+def _pass_of(
   steps_per_pass: int, selected: int, num_examples: int, seed: int, turn: int
-) -> tuple[np.ndarray, ...]:
-  """Returns the examples that each step of a pass takes."""
-  rng = generator(seed, turn)
-  left = np.full(num_examples, selected)
-  steps = []
-  # Selection sampling (Knuth, volume 2, algorithm S): a step is taken with probability
-  # (steps of the set that are left) / (steps of the pass that are left). Every set is equally
-  # likely, by integers alone, so no rounding favours one.
-  for step in range(steps_per_pass):
-    joins = rng.integers(steps_per_pass - step, size=num_examples) < left
-    left -= joins
-    steps.append(np.flatnonzero(joins))
-  return tuple(steps)
+) -> _Pass:
+  return _Pass(steps_per_pass, selected, num_examples, (seed, turn))

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, ClassVar, Self
 
-import dp_accounting
 import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds import random_allocation as event_kind
 from dpjax.accounting.proved import Proved
-from dpjax.sampling.batch_sizes import check_passes, steps_per_pass
-from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing, generator
+from dpjax.sampling.batch_sizes import steps_per_pass
+from dpjax.sampling.samplers import (
+  DpEvent,
+  PaddedSampler,
+  PassSampler,
+  Sizing,
+  generator,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAllocationSampler(PaddedSampler):
+class RandomAllocationSampler(PassSampler, PaddedSampler):
   """Each example is in one step of every pass of `steps_per_pass`, drawn uniformly,
   independently, and anew in each pass. Every example takes part once a pass, and the secret
   step amplifies.
@@ -33,7 +37,8 @@ class RandomAllocationSampler(PaddedSampler):
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
   >>> sorted(np.concatenate(taken).tolist())
   [0, 1, 2, 3]
-  >>> inner = dp_accounting.GaussianDpEvent(1.0)
+  >>> from dpjax.accounting import gaussian_event
+  >>> inner = gaussian_event(1.0)
   >>> [type(sampler.event_at(step, inner)).__name__ for step in range(3)]
   ['RandomAllocationDpEvent', 'NoOpDpEvent', 'RandomAllocationDpEvent']
   """
@@ -44,7 +49,6 @@ class RandomAllocationSampler(PaddedSampler):
   options: ClassVar[tuple[str, ...]] = ("capacity",)
   takes_whole_passes: ClassVar[bool] = True
   answers: ClassVar[str] = "exact"
-  steps_alike: ClassVar[bool] = False
   small: ClassVar[Any] = ({"steps_per_pass": 2, "capacity": 5},)
 
   steps_per_pass: int
@@ -55,32 +59,17 @@ class RandomAllocationSampler(PaddedSampler):
 
   @classmethod
   def sized(cls, size: Sizing) -> Self:
-    check_passes(size.sampling_prob, "random allocation")
+    cls.check_prob(size)
     steps = steps_per_pass(size.sampling_prob)
     return cls(steps_per_pass=steps, capacity=size.padded_batch_size)
-
-  @classmethod
-  def nearest_prob(cls, prob: float, num_examples: int) -> float:
-    # A longer pass is the private side: it samples each example less often.
-    return 1 / math.ceil(1 / prob)
-
-  @property
-  def steps_per_event(self) -> int:
-    return self.steps_per_pass
 
   @property
   def rate(self) -> float:
     return 1 / self.steps_per_pass
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """Returns the event of a single step: of the whole pass that it may begin."""
+    """Returns the event of a whole pass."""
     return event_kind.random_allocation_event(inner, num_steps=self.steps_per_pass)
-
-  def event_at(self, step: int, inner: DpEvent) -> DpEvent:
-    validate.integer_at_least(0, step=step)
-    # A whole pass is accounted at its first step, so a run may stop anywhere in it.
-    first = step % self.steps_per_pass == 0
-    return self.event(inner) if first else dp_accounting.NoOpDpEvent()
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)

@@ -21,9 +21,9 @@ import dp_accounting
 import numpy as np
 from scipy import stats
 
-from dpjax import _moved
+from dpjax import _moved, validate
 from dpjax.accounting.proved import Proved, proved_for
-from dpjax.sampling.batch_sizes import steps_per_pass
+from dpjax.sampling.batch_sizes import check_passes, steps_per_pass, whole_passes
 from dpjax.validate import UserError, Verbatim
 
 DpEvent = dp_accounting.DpEvent
@@ -46,6 +46,9 @@ class Sizing(NamedTuple):
   padded_batch_size: int = 1  # that no draw exceeds; a plan fits a smaller one
   capacity: int | None = None  # that the config asks for
   separation: int | None = None  # steps between two of an example, that the config asks for
+  num_selected: int | None = (
+    None  # steps of a pass for an example, that the config asks for
+  )
   neighboring_relation: str = ""  # of the guarantee; "": none is asked for
   unit: str = "example"  # what one row is, for messages
   may_leave: int = 0  # records that the coins of an audit may leave out
@@ -72,9 +75,9 @@ class Sampler(abc.ABC):
   Attributes:
     name: name in configs; "" for a user's own sampler.
     used_for: sections of a config that may name it; see `registry.used_for`.
-    options: config fields that it reads, out of "capacity" and "separation".
+    options: config fields that it reads, out of "capacity", "separation" and "num_selected".
     answers: name in `launch.account`; see `registry.answered`.
-    takes_whole_passes: whether 1 / sampling_prob must be a whole number of steps, a pass.
+    takes_whole_passes: whether a pass must be a whole number of steps; see `check_prob`.
     relation_must_be_named: whether a run must name its relation to have a proof.
     unit: the record whose presence epsilon hides, such as "example" or "user".
     steps_alike: whether every step is the same event.
@@ -126,6 +129,27 @@ class Sampler(abc.ABC):
     )
 
   @classmethod
+  def times_per_pass(cls, size: Sizing) -> int:
+    """Returns how often a pass takes each example, for samplers that take whole passes."""
+    del size
+    return 1
+
+  @classmethod
+  def check_prob(
+    cls, size: Sizing, *, purpose: str = "", name: str = "sampling_prob"
+  ) -> None:
+    """Raises UserError where no pass of its has the sampling probability of `size`.
+
+    Args:
+      purpose: names the sampler in the message; "": by its class.
+      name: name of the probability, for the message.
+    """
+    if cls.takes_whole_passes:
+      purpose = purpose or cls.name.replace("_", " ")
+      times = cls.times_per_pass(size)
+      check_passes(size.sampling_prob, purpose, name=name, times=times)
+
+  @classmethod
   def steps_apart(cls, size: Sizing) -> int:
     """Returns the least number of steps between two participations of one example: a pass,
     or as requested."""
@@ -142,10 +166,21 @@ class Sampler(abc.ABC):
     return 1.0
 
   @classmethod
-  def nearest_prob(cls, prob: float, num_examples: int) -> float:
-    """Returns the closest sampling probability that its batches can have: by default any."""
+  def nearest_prob(cls, prob: float, num_examples: int, times: int = 1) -> float:
+    """Returns the closest sampling probability that its batches can have.
+
+    By default any, or where it takes whole passes the closest one on the private side.
+
+    Args:
+      times: `times_per_pass`.
+    """
     del num_examples
-    return prob
+    if not cls.takes_whole_passes:
+      return prob
+    # A pass that is whole but for rounding stays as it is. A longer one is the private side: it
+    # takes each example less often.
+    whole = whole_passes(prob, times)
+    return times / (steps_per_pass(prob, times) if whole else math.ceil(times / prob))
 
   @property
   @abc.abstractmethod
@@ -362,6 +397,30 @@ class PaddedSampler(Sampler):
         value=self.capacity,
       )
     return taken
+
+
+class PassSampler(Sampler):
+  """A sampler whose passes are accounted as a whole, each at its first step.
+
+  `event` is that of a whole pass. So a run may stop anywhere in a pass, even by what it has
+  released; a pass that has begun costs as much as a finished one. Its length is a field
+  `steps_per_pass`, or `steps_per_event` is overridden.
+  """
+
+  steps_alike: ClassVar[bool] = False
+  steps_per_pass: int
+
+  @property
+  def steps_per_event(self) -> int:
+    return self.steps_per_pass
+
+  def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
+    """Returns the event that `step` adds: of its whole pass, or nothing within one."""
+    validate.integer_at_least(0, step=step)
+    whole = self.event(inner)
+    # The record is in unknown steps of the pass, so its cost is accounted before all of them.
+    is_within = whole is not None and step % self.steps_per_event != 0
+    return dp_accounting.NoOpDpEvent() if is_within else whole
 
 
 def _log_chernoff(count: int, num_examples: int, rate: float) -> float:

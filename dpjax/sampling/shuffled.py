@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Self
 
-import dp_accounting
 import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.proved import NOTHING_PROVED, REPLACE, ZERO, Proved
 from dpjax.sampling.batch_sizes import whole_batch_size
-from dpjax.sampling.samplers import DpEvent, Sampler, Sizing, generator
+from dpjax.sampling.samplers import DpEvent, PassSampler, Sizing, generator
 from dpjax.validate import UserError
 
 
@@ -31,7 +30,7 @@ class _WhereSizeIsPublic:
 
 
 @dataclasses.dataclass(frozen=True)
-class ShuffledSampler(Sampler):
+class ShuffledSampler(PassSampler):
   """Batches cut from a fresh permutation in every epoch; the remainder is dropped.
 
   What most non-private code does. Accounting it as Poisson would be wrong (pitfall P13).
@@ -52,7 +51,8 @@ class ShuffledSampler(Sampler):
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
   >>> sorted(np.concatenate(taken).tolist())
   [0, 1, 2, 3]
-  >>> inner = dp_accounting.GaussianDpEvent(1.0)
+  >>> from dpjax.accounting import gaussian_event
+  >>> inner = gaussian_event(1.0)
   >>> sampler = ShuffledSampler(batch_size=2, num_examples=4)
   >>> [type(sampler.event_at(step, inner)).__name__ for step in range(3)]
   ['GaussianDpEvent', 'NoOpDpEvent', 'GaussianDpEvent']
@@ -65,7 +65,6 @@ class ShuffledSampler(Sampler):
   )
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   relation_must_be_named: ClassVar[bool] = True
-  steps_alike: ClassVar[bool] = False
   small: ClassVar[Any] = ({"batch_size": 2, "num_examples": 4},)
 
   batch_size: int
@@ -118,20 +117,9 @@ class ShuffledSampler(Sampler):
     return self.steps_per_epoch
 
   def event(self, inner: DpEvent) -> DpEvent | None:
-    """Returns the event of a single step, as if every step saw the record. `event_at`
-    improves on this bound. None where no size is public."""
+    """Returns the event of a whole epoch: of one step on all data. None where no size is
+    public."""
     return None if self.num_examples is None else inner
-
-  def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event that `step` adds. An epoch is accounted in full at its first step,
-    so an unfinished one costs as much as a whole one."""
-    validate.integer_at_least(0, step=step)
-    if self.num_examples is None:
-      return None
-    # The record is in one unknown step of the epoch, so its cost is accounted before all of
-    # them.
-    first = step % self.steps_per_epoch == 0
-    return inner if first else dp_accounting.NoOpDpEvent()
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self._check_size(num_examples)

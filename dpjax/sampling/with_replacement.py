@@ -32,8 +32,7 @@ class WithReplacementSampler(FixedSizeSampler):
 
   name: ClassVar[str] = "with_replacement"
   proof: ClassVar[Proved] = ProofOfSize(WithReplacementKind.proof)  # type: ignore[assignment]
-  used_for: ClassVar[tuple[str, ...]] = ()
-  answers: ClassVar[str] = ""
+  used_for: ClassVar[tuple[str, ...]] = ("examples",)
   small: ClassVar[Any] = (
     {"batch_size": 3, "num_examples": 4, "size_is_public": True},
     {"batch_size": 1, "num_examples": 4, "size_is_public": False},

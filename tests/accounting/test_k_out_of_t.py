@@ -1,5 +1,6 @@
 """k out of t steps: never below every set written out; the sampler draws all sets alike."""
 
+import concurrent.futures
 import itertools
 import math
 
@@ -90,6 +91,35 @@ def test_delta_is_at_least_that_of_every_set_written_out(steps, selected, z):
     assert whole == pytest.approx((gaussian, gaussian), rel=1e-3, abs=1e-6)
 
 
+def _simulated(ratios, selected, epsilon):
+  """Monte Carlo of both divergences from lognormals [samples, steps] without the record, each
+  with three standard errors: (removed - 3 s, added - 3 s)."""
+  # The mean over all sets is an elementary symmetric polynomial, by the usual recursion.
+  sums = np.zeros((selected + 1, len(ratios)))
+  sums[0] = 1
+  for step in ratios.T:
+    sums[1:] += sums[:-1] * step
+  ratio = sums[selected] / math.comb(ratios.shape[1], selected)
+  bounds = []
+  for terms in (ratio - math.exp(epsilon), 1 - math.exp(epsilon) * ratio):
+    lost = np.maximum(terms, 0)
+    bounds.append(lost.mean() - 3 * lost.std() / math.sqrt(len(lost)))
+  return bounds
+
+
+def test_a_simulated_run_loses_no_more_and_tells_fewer_steps():
+  """Twelve steps, of which nobody could write out all sets."""
+  normals = np.random.default_rng(4).normal(size=(60_000, 12))
+  z = 2.0
+  ratios = np.exp(normals / z - 1 / (2 * z**2))
+  for epsilon in (0.2, 0.6):
+    seen = _simulated(ratios, 5, epsilon)
+    (accounted,) = accounting.delta_curve(_event(12, 5, z), [epsilon])
+    assert max(seen) <= accounted <= 1.2 * max(seen) + 2e-3
+    (of_fewer,) = accounting.delta_curve(_event(12, 4, z), [epsilon])
+    assert of_fewer < max(seen)
+
+
 def test_blocks_of_any_size_are_what_the_proof_says():
   """The mean over random orders of one step of each block is the mean over all sets, and each
   single order is further from 1."""
@@ -167,6 +197,24 @@ def test_every_set_is_equally_likely_and_examples_are_independent():
   assert not np.array_equal(
     sampler.draw(n, seed=2, step=3), sampler.draw(n, seed=1, step=3)
   )
+
+
+def test_steps_in_any_order_and_of_two_threads_are_the_same_draws():
+  sampler = sampling.KOutOfTSampler(steps_per_pass=40, selected=3, capacity=300)
+  alone = [sampler.draw(300, seed=5, step=step) for step in range(80)]
+  alone[7][:] = 0  # the caller's own array
+  backwards = [sampler.draw(300, seed=5, step=step) for step in reversed(range(80))][::-1]
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    both = list(
+      pool.map(lambda step: sampler.draw(300, seed=5, step=step // 2), range(160))
+    )
+  for step in range(80):
+    for drawn in both[2 * step : 2 * step + 2]:
+      np.testing.assert_array_equal(drawn, backwards[step])
+    assert step == 7 or np.array_equal(alone[step], backwards[step])
+  # A pass far longer than its run costs no more than the steps that are drawn.
+  endless = sampling.KOutOfTSampler(steps_per_pass=10**12, selected=10**11, capacity=300)
+  assert 5 < endless.draw(300, seed=0, step=3).size < 80
 
 
 def test_a_plan_pays_for_a_pass_at_its_first_step_and_says_so():

@@ -5,12 +5,15 @@ import itertools
 import math
 
 import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
 import dpjax
-from dpjax import accounting, sampling
+from dpjax import accounting, data, sampling
 from dpjax.accounting.exchanged_copies import copies, copies_profile
 from dpjax.validate import UserError
 from tests.accounting.quadrature import COARSE, EPSILONS, GRID, deltas
@@ -165,6 +168,50 @@ def test_a_plan_reads_every_copy_and_says_what_it_assumes():
   assert "every copy clipped by itself" in " ".join(said.split())
   event = plan.step_event()
   assert accounting.event_from_json(accounting.event_to_json(event)) == event
+
+
+def test_a_step_in_slices_from_files_sums_every_copy_once():
+  """Against a loop over the draws, by the plan's own clipping, accumulation and transform."""
+
+  class Source:
+    def __len__(self):
+      return 8
+
+    def read(self, places):
+      assert (np.diff(places) > 0).all()  # each row is read once, and copied afterwards
+      return np.float32(places[:, None] + 1)
+
+  plan = dpjax.Plan(
+    sampler=dpjax.WithReplacementSampler(batch_size=7, num_examples=8), noise_multiplier=1e-6,
+    l2_clip_norm=2.5, normalize_by=1.0, num_steps=4, delta=1e-3, slices=3,
+  )  # fmt: skip
+  in_files = data.in_files(Source(), np.zeros(8, np.int32), num_classes=2)
+  tx = plan.accumulated(optax.chain(plan.transform(jax.random.key(0)), optax.sgd(1.0)))
+  clipped_grad = plan.clipped_grad(lambda w, example: jnp.vdot(w, example.x))
+  weights = jnp.zeros(1)
+  state = tx.init(weights)
+  for batch in plan.batches(in_files, rng=4):
+    grads = clipped_grad(weights, batch.examples, mask=batch.mask)
+    updates, state = tx.update(grads, state, weights)
+    weights = optax.apply_updates(weights, updates)
+  draws = [plan.sampler.draw(8, seed=4, step=step) for step in range(4)]
+  assert sum(len(set(drawn.tolist())) < 6 for drawn in draws) > 1
+  expected = -sum(min(place + 1, 2.5) for drawn in draws for place in drawn.tolist())
+  assert float(weights[0]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_copies_are_allowed_to_dpjaxs_own_sampler_alone():
+  class Mine(sampling.WithReplacementSampler):
+    pass
+
+  numbers = {"batch_size": 6, "num_examples": 8}
+  plan = dpjax.Plan(
+    sampler=Mine(**numbers), noise_multiplier=4.0, l2_clip_norm=1.0, normalize_by=6.0,
+    num_steps=2, delta=1e-3,
+  )  # fmt: skip
+  assert plan.assumptions
+  with pytest.raises(UserError, match="must return distinct indices"):
+    next(plan.batches(np.arange(8.0), rng=2))
 
 
 def _sampler(batch_size=4, num_examples=9, **options):

@@ -168,6 +168,8 @@ _CONFIGS = [
     ("truncated_poisson", "replace_special"), ("fixed_size", "replace_one"),
     ("fixed_size", "add_or_remove_one"),
     ("shuffled", "replace_one"), ("shuffled", "replace_special"),
+    ("with_replacement", "replace_one"), ("with_replacement", "add_or_remove_one"),
+    ("k_out_of_t", "add_or_remove_one"),
   ]),
   *((s, "add_or_remove_one", "sgd") for s in SAMPLERS if s != "users"),  # rows are no people
   *((s, r, "dp_ftrl") for s, rs in [
@@ -193,10 +195,14 @@ def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation
     nominal_size=_N,
   )
   privacy = PrivacyConfig(
-    method=method, epsilon=None, noise_multiplier=None if method == "sgd" else 2.0,
+    method=method, epsilon=None,
+    # Copies lose much at little noise, which takes seconds to account.
+    noise_multiplier=(
+      None if method == "sgd" else 8.0 if sampler == "with_replacement" else 2.0
+    ),
     sampler=sampler if method != "dp_ftrl" else "poisson", neighboring_relation=str(relation),
     ftrl=_ftrl(sampler) if method == "dp_ftrl" else FtrlConfig(),
-    sampling_prob=0.25,
+    sampling_prob=0.25, num_selected=2 if sampler == "k_out_of_t" else None,
   )  # fmt: skip
   config = TrainConfig(
     privacy=privacy, num_steps=_STEPS, audit=AuditConfig(enabled=True, num_canaries=60)

@@ -58,6 +58,53 @@ def test_a_pass_of_random_allocation_is_tested():
     assert not batches.sampler_law(_subject(sampler, broken)).passed
 
 
+def test_several_steps_of_a_pass_are_tested():
+  sampler = sampling.KOutOfTSampler(steps_per_pass=5, selected=2, capacity=_N)
+  once = sampling.RandomAllocationSampler(steps_per_pass=5, capacity=_N)
+  row = batches.sampler_law(_subject(sampler))
+  assert row.passed and "passes of 5 steps" in row.detail
+  assert batches.sampler_seed(_subject(sampler)).passed
+
+  def same_sets(n, *, seed, step):
+    return sampler.draw(n, seed=seed, step=step % 5)
+
+  def neighbours(n, *, seed, step):
+    # Each example in two steps of a pass, which follow each other.
+    turn, place = divmod(step, 5)
+    steps = (5 * turn + place, 5 * turn + (place + 1) % 5)
+    return np.sort(np.concatenate([once.draw(n, seed=seed, step=t) for t in steps]))
+
+  poisson = sampling.PoissonSampler(prob=0.4, capacity=_N)
+  for broken in (same_sets, neighbours, poisson.draw, once.draw):
+    assert not batches.sampler_law(_subject(sampler, broken)).passed
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_draws_with_replacement_are_tested(is_public):
+  sampler = sampling.WithReplacementSampler(8, _N, size_is_public=is_public)
+  half = sampling.WithReplacementSampler(4, _N, size_is_public=is_public)
+  without = sampling.FixedSizeSampler(8, _N, size_is_public=is_public)
+  row = batches.sampler_law(_subject(sampler))
+  assert row.passed and "statistics over 400 draws" in row.detail
+  assert batches.sampler_seed(_subject(sampler)).passed
+
+  def in_pairs(n, *, seed, step):
+    return np.repeat(half.draw(n, seed=seed, step=step), 2)
+
+  def twice(n, *, seed, step):
+    return sampler.draw(n, seed=seed, step=step // 2)
+
+  def of_a_part(n, *, seed, step):
+    return sampler.draw(n, seed=seed, step=step) // 2
+
+  for broken in (without.draw, half.draw, in_pairs, twice, of_a_part):
+    assert not batches.sampler_law(_subject(sampler, broken)).passed
+  few_seeds = batches.sampler_seed(
+    _subject(sampler, lambda n, *, seed, step: sampler.draw(n, seed=seed % 1000, step=step))
+  )
+  assert not few_seeds.passed
+
+
 def test_a_draw_of_a_part_is_held_to_what_it_is_charged():
   honest = batches.sampler_law(_subject(PartSampler()))
   assert honest.passed and "charged: 0.1333 of them" in honest.detail

@@ -319,6 +319,100 @@ def test_the_fewest_steps_of_a_pass_are_solved_for_in_the_library():
   assert solve.epsilon_of(fewer, "pld") > 0.6
 
 
+_SELECTED = ("--sampler=k_out_of_t", "--accountant=rdp", "--noise_multiplier=2")
+
+
+def test_k_out_of_t_is_one_pass_or_several_and_needs_its_k():
+  (one,) = _ask(*_SELECTED, "--num_selected=3", "--num_steps=10")
+  noise = accounting.gaussian_event(2.0)
+  once = accounting.k_out_of_t_event(noise, num_steps=10, num_selected=3)
+  assert solve.event(one) == once and one.sampling_prob == 0.3
+  # A pass that has begun is accounted whole.
+  more = ("--num_selected=3", "--num_steps=11", "--num_examples=1000", "--batch_size=300")
+  assert solve.run_event(*_ask(*_SELECTED, *more)) == accounting.composed(once, 2)
+  names = [line.split()[0] for line in account.table([one]).splitlines()]
+  assert names == ["accountant", "rdp", "launch.train", "poisson"]
+
+
+@pytest.mark.parametrize("unknown", solve.UNKNOWNS)
+def test_one_of_t_has_the_answers_of_random_allocation(unknown):
+  asked = {"epsilon": 2.0, "noise_multiplier": 2.0, "num_steps": 40, "sampling_prob": 0.125}
+  question = solve.Question(
+    **{**asked, unknown: None}, delta=1e-5, sampler="random_allocation", accountants=("rdp",),
+    neighboring_relation="add_or_remove_one",
+  )  # fmt: skip
+  answer = solve.solve(question)
+  one = question._replace(sampler="k_out_of_t", num_selected=1)
+  of_one = solve.solve(one)
+  assert of_one == answer._replace(sampler="k_out_of_t", num_selected=1)
+  assert solve.epsilon_of(of_one, "rdp") == solve.epsilon_of(answer, "rdp")
+
+
+@pytest.mark.parametrize("unknown", ["num_steps", "sampling_prob"])
+def test_three_of_t_are_solved_for_in_whole_passes_on_the_private_side(unknown):
+  asked = {"epsilon": 2.0, "noise_multiplier": 2.0, "num_steps": 40, "sampling_prob": 0.15}
+  answer = solve.solve(
+    solve.Question(
+      **{**asked, unknown: None}, delta=1e-5, sampler="k_out_of_t", accountants=("rdp",),
+      neighboring_relation="add_or_remove_one", num_selected=3,
+    )
+  )  # fmt: skip
+  assert answer.steps_per_pass == round(3 / answer.sampling_prob)
+  assert solve.epsilon_of(answer, "rdp") <= 2
+  shorter = {"sampling_prob": 3 / (answer.steps_per_pass - 1)}
+  more = shorter if unknown == "sampling_prob" else {"num_steps": answer.num_steps + 1}
+  assert solve.epsilon_of(answer._replace(**more), "rdp") > 2
+
+
+@pytest.mark.parametrize(
+  "args, message",
+  [
+    (("--num_steps=4",), "num_selected=None: must be an integer >= 1"),
+    (("--num_selected=0", "--num_steps=4"), "num_selected=0"),
+    (("--num_selected=5", "--num_steps=4"), "num_steps=4: must be an integer >= 5"),
+    (
+      ("--num_selected=3", "--num_steps=9", "--sampling_prob=0.4"),
+      "sampling_prob=0.4: must be 3 / a whole number.* k out of t; 0.375 is near",
+    ),
+    (
+      ("--num_selected=3", "--num_steps=9", "--num_examples=1000", "--batch_size=601"),
+      "batch_size=601: must be 3 num_examples, 3000, / a whole number.* 600 is near",
+    ),
+    (
+      ("--num_selected=3", "--num_steps=9", "--sampling_prob=1e-300"),
+      "sampling_prob=1e-300: must be at least 3",
+    ),
+    (("--num_selected=99999999999999999", "--num_steps=4"), "num_selected=.*below 2"),
+    (("--sampler=poisson", "--num_selected=2"), "num_selected=2: goes with .*'k_out_of_t'"),
+    (("--sampler=none", "--num_selected=2"), "num_selected=2: goes with .*'k_out_of_t'"),
+  ],
+)
+def test_what_k_out_of_t_cannot_do_is_one_line(args, message):
+  with pytest.raises(UserError, match=message):
+    _ask(*_SELECTED, *args)
+
+
+def test_batches_with_replacement_are_answered_by_pld_under_both_relations():
+  asked = ("--sampler=with_replacement", "--num_examples=90", "--batch_size=9")
+  more = ("--noise_multiplier=4", "--num_steps=5")
+  noise = accounting.gaussian_event(4.0)
+  step = accounting.with_replacement_event(noise, num_examples=90, batch_size=9)
+  for relation in ("replace_one", "add_or_remove_one"):
+    (one,) = _ask(*asked, *more, f"--neighboring_relation={relation}")
+    assert solve.run_event(one) == accounting.composed(step, 5)
+    assert one.accountants == ("pld",) and one.neighboring_relation == relation
+  (default,) = _ask(*asked, *more)
+  assert default.neighboring_relation == "replace_one"
+  # A share is that of a whole batch, as training draws it.
+  (share,) = _ask(asked[0], asked[1], "--sampling_prob=0.097", *more)
+  assert share.sampling_prob == 0.1
+  with pytest.raises(UserError, match="num_examples=None: must be given .*'with_rep"):
+    _ask(asked[0], "--sampling_prob=0.1", *more)
+  (by_rdp,) = _ask(*asked, *more, "--accountant=rdp")
+  with pytest.raises(UserError, match="with_replacement with accountant='rdp'"):
+    solve.epsilon_of(by_rdp, "rdp")
+
+
 def test_tradeoff_tells_what_an_attack_may_reach():
   asked = _answer("--noise_multiplier=1", "--sampler=none", "--num_steps=1", "--tradeoff")
   line = account.attackers(asked)

@@ -17,6 +17,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from launch import account
 
 _FLAGS = {"fixed_size": "rdp", "truncated_poisson": "pld", "poisson": "rdp"}
+_FLAGS["with_replacement"] = "pld"
 
 
 def _asked(*args):
@@ -29,6 +30,7 @@ def _asked(*args):
 
 def _trained(sampler, prob, n, z, steps, **changes):
   relation = {"fixed_size": "replace_one", "truncated_poisson": "replace_special"}
+  relation["with_replacement"] = "replace_one"
   privacy = PrivacyConfig(
     sampler=sampler,
     sampling_prob=prob,
@@ -62,7 +64,10 @@ def test_equal_settings_are_equal_events(sampler, n, thousandths, z, steps):
   assert solve.run_event(question) == plan.event()
   assert question.neighboring_relation == plan.neighboring_relation
   assert question.delta == plan.delta
-  if sampler == "fixed_size":  # and what the table shows is what is drawn
+  if sampler in (
+    "fixed_size",
+    "with_replacement",
+  ):  # and what the table shows is what is drawn
     drawn = plan.sampler.draw(n, seed=0, step=0).size
     assert question.sampling_prob * n == pytest.approx(drawn)
 
@@ -103,6 +108,21 @@ def test_random_allocation_in_training_pays_for_overflow_too():
   )  # fmt: skip
   assert solve.epsilon_in_training(question, "pld") == plan.epsilon()
   assert solve.epsilon_of(question, "pld") < plan.epsilon()
+
+
+def test_k_out_of_t_in_training_is_what_account_says():
+  privacy = PrivacyConfig(
+    sampler="k_out_of_t", num_selected=2, sampling_prob=0.25, noise_multiplier=2.0,
+    epsilon=None, accountant="rdp",
+  )  # fmt: skip
+  plan = make_plan(TrainConfig(privacy=privacy, num_steps=9), 500)
+  question = _asked(
+    "--sampler=k_out_of_t", "--num_selected=2", "--sampling_prob=0.25", "--num_steps=9",
+    "--noise_multiplier=2",
+  )  # fmt: skip
+  # The parts, since a plan composes step by step.
+  assert accounting.parts(solve.run_event(question)) == accounting.parts(plan.event())
+  assert solve.epsilon_in_training(question, "rdp") == plan.epsilon()
 
 
 def test_the_row_of_training_is_what_training_prints():

@@ -3,12 +3,17 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from dpjax import accounting, sampling
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
-from dpjax.experiments.kinds.central.privacy import make_plan
+from dpjax.experiments.kinds.central.config import (
+  AuditConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.experiments.kinds.central.privacy import make_plan, sampler
 from dpjax.validate import UserError
 
 _N = 1000
@@ -99,6 +104,90 @@ def test_random_allocation_passes_through_the_data_as_its_probability_says():
 def test_random_allocation_refuses_half_steps_and_changing_noise(changes, message):
   with pytest.raises(UserError, match=message):
     _plan(sampler="random_allocation", **changes)
+
+
+@pytest.mark.parametrize("steps", [40, 50])
+def test_k_out_of_t_is_random_allocation_of_k_shorter_passes(steps):
+  plan = _plan(steps, sampler="k_out_of_t", num_selected=2, sampling_prob=0.05)
+  assert plan.sampler == sampling.KOutOfTSampler(40, 2, plan.sampler.capacity)
+  once = _plan(20, sampler="random_allocation", sampling_prob=0.05)
+  passes = math.ceil(steps / 40)
+  both = accounting.composed(once.event(), 2 * passes)
+  left = plan.accounted_delta(plan.delta)
+  assert plan.epsilon() == accounting.epsilon(both, delta=left)
+  assert plan.epsilon() < _plan(40 * passes).epsilon()
+
+
+def test_one_step_of_a_pass_is_random_allocation_bit_by_bit():
+  one = _plan(sampler="k_out_of_t", num_selected=1, sampling_prob=0.25)
+  other = _plan(sampler="random_allocation", sampling_prob=0.25)
+  assert one.event() == other.event() and one.sampler.capacity == other.sampler.capacity
+  assert one.epsilon() == other.epsilon()
+  for step in (0, 5, 39):
+    drawn = [plan.sampler.draw(_N, seed=3, step=step) for plan in (one, other)]
+    np.testing.assert_array_equal(*drawn)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({}, "privacy.num_selected=None: must be an integer >= 1"),
+    ({"num_selected": 0}, "privacy.num_selected=0"),
+    (
+      {"num_selected": 2, "sampling_prob": 0.3},
+      "privacy.sampling_prob=0.3: must be 2 / a whole number, .*; 0.2857142857142857 is near",
+    ),
+    ({"num_selected": 2, "noise_levels": [1.0, 2.0]}, "noise_levels=.*k_out_of_t"),
+    ({"num_selected": 2, "sampler": "poisson"}, "privacy.num_selected=2: would be ignored"),
+    ({"num_selected": 2, "sampler": "builtins:dict"}, "num_selected=2: would be ignored"),
+    (
+      {"num_selected": 2, "method": "dp_ftrl", "sampler": "poisson"},
+      "num_selected=2: would be ignored",
+    ),
+  ],
+)
+def test_what_k_out_of_t_cannot_be_is_one_line_before_data_are_read(changes, message):
+  privacy = PrivacyConfig(**{"sampler": "k_out_of_t", **changes})
+  with pytest.raises(UserError, match=message) as caught:
+    config = TrainConfig(privacy=privacy)
+    build.check(config)
+    make_plan(config, _N)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+def test_batches_with_replacement_are_accounted_copy_by_copy(relation):
+  plan = _plan(sampler="with_replacement", neighboring_relation=relation)
+  noise = accounting.gaussian_event(4.0)
+  step = accounting.with_replacement_event(noise, num_examples=_N, batch_size=50)
+  assert accounting.parts(plan.event()) == {step: 40}
+  assert plan.sampler.only_size == (_N if relation == "replace_one" else None)
+  without = _plan(
+    sampler="fixed_size", neighboring_relation=relation, accountant="pld"
+  ).epsilon()
+  assert 1.001 * without < plan.epsilon() < 1.2 * without
+  # An audit may leave canaries out: the event is that of what is left.
+  config = TrainConfig(
+    num_steps=40,
+    audit=AuditConfig(enabled=True, num_canaries=100),
+    privacy=PrivacyConfig(sampler="with_replacement", neighboring_relation=relation),
+  )
+  left = _N if relation == "replace_one" else _N - 100
+  assert sampler(config, _N).num_examples == left
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"accountant": "rdp"}, "^privacy.accountant='rdp': .*'pld'$"),
+    ({"neighboring_relation": "replace_special"}, "^privacy.neighboring_relation="),
+    ({"capacity": 60}, "privacy.capacity=60: would be ignored"),
+    ({"sampling_prob": 1.0}, "batch_size=1000: must be <= num_examples=1000 - 1"),
+  ],
+)
+def test_what_is_not_proved_of_copies_is_one_line(changes, message):
+  with pytest.raises(UserError, match=message):
+    _plan(sampler="with_replacement", **changes)
 
 
 def test_half_a_step_of_a_pass_is_refused_before_any_data_are_read():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import dp_accounting as dpa
 import numpy as np
@@ -26,7 +26,34 @@ from dpjax.validate import UserError
 _MOST_RECORDS = 2**63 - 1
 
 
-class FixedSizeKind(EventKind):
+class SampleKind(EventKind):
+  """Gaussian noise on a sample of a fixed number of records. Subclasses say how it is drawn, and
+  what is proved of that."""
+
+  event: ClassVar[type[Any]]
+  fields = ("source_dataset_size", "sample_size", "event")
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    size = event.sample_size
+    total = event.source_dataset_size
+    if size == 0:
+      return []
+    # The constructor checks both numbers.
+    fixed_size_event(event.event, num_examples=total, batch_size=size)
+    return sampled(
+      event, (dpa.GaussianDpEvent,), lambda inner: self.event(total, size, inner)
+    )
+
+  def under_replace_one(self, part: Any) -> DpEvent:
+    # The noise is relative to the sensitivity to one row, which is 2 C where it is replaced.
+    inner = kind_of(part.event).under_replace_one(part.event)
+    return self.event(part.source_dataset_size, part.sample_size, inner)
+
+  def gaussian_noise(self, part: Any) -> float | None:
+    return kind_of(part.event).gaussian_noise(part.event)
+
+
+class FixedSizeKind(SampleKind):
   """Gaussian noise on a subset of b records, drawn without replacement, of n or more.
 
   Exchanging a record: `dpjax.accounting.exchanged_sample` has the proof.
@@ -43,29 +70,8 @@ class FixedSizeKind(EventKind):
 
   name = "sampled_without_replacement"
   event = dpa.SampledWithoutReplacementDpEvent
-  fields = ("source_dataset_size", "sample_size", "event")
   scheme = "fixed_size"
   proof = Proved((REPLACE, ADD))
-
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
-    size = event.sample_size
-    total = event.source_dataset_size
-    if size == 0:
-      return []
-    # The constructor checks both numbers.
-    fixed_size_event(event.event, num_examples=total, batch_size=size)
-    return sampled(
-      event,
-      (dpa.GaussianDpEvent,),
-      lambda inner: dpa.SampledWithoutReplacementDpEvent(total, size, inner),
-    )
-
-  def under_replace_one(self, part: Any) -> DpEvent:
-    # The noise is relative to the sensitivity, which is 2 C where a record is replaced.
-    inner = kind_of(part.event).under_replace_one(part.event)
-    return dpa.SampledWithoutReplacementDpEvent(
-      part.source_dataset_size, part.sample_size, inner
-    )
 
   def under_add_or_remove_one(self, part: Any) -> DpEvent:
     # A joining record takes the place of another one: the sum moves by up to 2 C.
@@ -101,9 +107,6 @@ class FixedSizeKind(EventKind):
 
   def zcdp(self, part: Any) -> float:
     return kind_of(part.event).zcdp(part.event)
-
-  def gaussian_noise(self, part: Any) -> float | None:
-    return kind_of(part.event).gaussian_noise(part.event)
 
   def joining_prob(self, part: Any) -> float:
     return part.sample_size / part.source_dataset_size

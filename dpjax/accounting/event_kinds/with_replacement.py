@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax.accounting.event_kinds.bounded_contribution import BoundedContributionDpEvent
-from dpjax.accounting.event_kinds.fixed_size import fixed_size_event
-from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, sampled
+from dpjax.accounting.event_kinds.fixed_size import SampleKind, fixed_size_event
+from dpjax.accounting.event_kinds.kind import DpEvent, kind_of
 from dpjax.accounting.proved import ADD, REPLACE, Proved
 
 
-class WithReplacementKind(EventKind):
+class WithReplacementKind(SampleKind):
   """Gaussian noise on b draws out of n records or more, each draw uniform, copies counted.
 
   `dpjax.accounting.exchanged_copies` has the proofs. Where a record joins, its pair is that of b
@@ -24,29 +23,8 @@ class WithReplacementKind(EventKind):
 
   name = "sampled_with_replacement"
   event = dpa.SampledWithReplacementDpEvent
-  fields = ("source_dataset_size", "sample_size", "event")
   scheme = "with_replacement"
   proof = Proved((REPLACE, ADD), ("pld",))
-
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
-    size = event.sample_size
-    total = event.source_dataset_size
-    if size == 0:
-      return []
-    # The constructor checks both numbers.
-    with_replacement_event(event.event, num_examples=total, batch_size=size)
-    return sampled(
-      event,
-      (dpa.GaussianDpEvent,),
-      lambda inner: dpa.SampledWithReplacementDpEvent(total, size, inner),
-    )
-
-  def under_replace_one(self, part: Any) -> DpEvent:
-    # The noise is relative to the sensitivity of one copy, which is 2 C where it is replaced.
-    inner = kind_of(part.event).under_replace_one(part.event)
-    return dpa.SampledWithReplacementDpEvent(
-      part.source_dataset_size, part.sample_size, inner
-    )
 
   def under_add_or_remove_one(self, part: Any) -> DpEvent:
     # Each copy of a joining record takes the place of another one: it moves the sum by 2 C.
@@ -77,9 +55,6 @@ class WithReplacementKind(EventKind):
 
     noise = 2 * part.event.noise_multiplier
     return copies_largest_loss(part.source_dataset_size, part.sample_size, noise)
-
-  def gaussian_noise(self, part: Any) -> float | None:
-    return kind_of(part.event).gaussian_noise(part.event)
 
   def joining_prob(self, part: Any) -> float:
     from dpjax.accounting.exchanged_copies import joining_prob

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import sampling, trees
-from dpjax.accounting import RandomAllocationDpEvent
+from dpjax.accounting import KOutOfTDpEvent, RandomAllocationDpEvent
 from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
 
@@ -148,11 +148,18 @@ def _pair_deviations(
   draws: list[np.ndarray], distribution: _Expected
 ) -> Iterator[tuple[float, str]]:
   """Tests that no two rows occur together more often than allowed."""
-  times = len(draws)
   n = distribution.n
-  taken = _taken(draws, distribution.n)
   square = distribution.size_variance + (n * distribution.rate) ** 2
   chance = min(1.0, max(0.0, (square - n * distribution.rate) / max(1, n * (n - 1))))
+  yield from _together(draws, n, chance)
+
+
+def _together(
+  draws: list[np.ndarray], n: int, chance: float
+) -> Iterator[tuple[float, str]]:
+  """Tests that two rows are in one batch as often as that chance says."""
+  times = len(draws)
+  taken = _taken(draws, n)
   if n <= _PAIRED:
     together = np.triu(taken.T @ taken, 1)[np.triu_indices(n, 1)]
   else:
@@ -249,7 +256,12 @@ def sampler_law(subject: Subject) -> Row:
     return _once_an_epoch(subject, name, n)
   event: Any = subject.plan.sum_event(0)
   if isinstance(event, RandomAllocationDpEvent):
-    return _once_a_pass(subject, name, n, event.num_steps)
+    return _in_each_pass(subject, name, n, length=event.num_steps, times=1)
+  if isinstance(event, KOutOfTDpEvent):
+    length = event.num_steps
+    return _in_each_pass(subject, name, n, length=length, times=event.num_selected)
+  if isinstance(event, dpa.SampledWithReplacementDpEvent):
+    return _independent_draws(subject, name, n, event.sample_size)
   distribution = _expected(event, n)
   if distribution is None:
     return _no_oftener(subject, name, n, event)
@@ -279,26 +291,77 @@ def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
   return [np.asarray(subject.draw(n, seed=SEED, step=step)) for step in steps]
 
 
-def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
-  """Tests that every example is in one step of each pass. Steps of different passes are
-  independent, each a Poisson sample."""
-  times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
+def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: int) -> Row:
+  """Tests that every example is in `times` of the `length` steps of each pass, all sets alike.
+  Steps of different passes are independent, each a Poisson sample."""
+  passes = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
+  # A late step of several costs as much as all before it.
+  if times > 1:
+    passes = int(np.clip(_REPEATS // max(n * length, 1), _DRAWS[0], passes))
   # A different step of each pass, since steps of one pass are not independent.
-  draws = _drawn(subject, n, (turn * length + turn % length for turn in range(times)))
-  distribution = _expected(dpa.PoissonSampledDpEvent(1 / length, dpa.NoOpDpEvent()), n)
+  draws = _drawn(subject, n, (turn * length + turn % length for turn in range(passes)))
+  rate = times / length
+  distribution = _expected(dpa.PoissonSampledDpEvent(rate, dpa.NoOpDpEvent()), n)
   assert distribution is not None
   deviations = [
     *_batch_deviations(draws, distribution),
     *_pair_deviations(draws, distribution),
   ]
   deviations.append((_most_alike(draws, n), "likeness"))
-  for turn in (0, 1, times):
-    whole = np.concatenate(_drawn(subject, n, range(turn * length, (turn + 1) * length)))
-    once = np.array_equal(np.sort(whole), np.arange(n))
-    deviations.append((0.0 if once else math.inf, f"every example once in pass {turn}"))
+  # The steps of a set that follow each other are hypergeometric: as many as the set has steps,
+  # but for its runs (Wald and Wolfowitz 1940).
+  following = times * (times - 1) / length
+  spread = following * (length - times + 1) * (length - times)
+  spread /= max(1, length * (length - 1))
+  for turn in (0, 1, passes):
+    whole = _drawn(subject, n, range(turn * length, (turn + 1) * length))
+    counts = np.bincount(np.concatenate(whole), minlength=n)
+    twice = sum(drawn.size - np.unique(drawn).size for drawn in whole)
+    alike = not twice and np.array_equal(counts, np.full(n, times))
+    often = "once" if times == 1 else f"{times} times"
+    deviations.append((0.0 if alike else math.inf, f"every example {often} in pass {turn}"))
+    pairs = sum(np.intersect1d(a, b).size for a, b in itertools.pairwise(whole))
+    deviations.append((_z(pairs, n * following, n * spread), f"neighbours in pass {turn}"))
   worst, what = max(deviations)
-  where = f"{times} passes of {length} steps"
+  where = f"{passes} passes of {length} steps"
   detail = f"largest z of {len(deviations)} statistics over {where}: {what}"
+  return row(name, worst, _Z, detail)
+
+
+def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
+  """Tests that a batch is `size` draws, independent and uniform among all examples."""
+  draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
+  steps = len(draws)
+  wrong = sum(drawn.size != size for drawn in draws)
+  deviations = [(math.inf if wrong else 0.0, "size of a batch")]
+  # How often an example is in a batch, [n] for each step. Such counts are exact in half the memory.
+  copies = [np.bincount(drawn, minlength=n).astype(np.float32) for drawn in draws]
+  # Two draws are the same example with this chance. All pairs of draws are uncorrelated, those
+  # that share a draw as well, for an example is as likely as any other.
+  alike = 1 / n
+  variance = alike * (1 - alike)
+  pairs = steps * size * (size - 1) / 2
+  seen = sum(float(np.dot(held, held) - held.sum()) / 2 for held in copies)
+  deviations.append((_z(seen, pairs * alike, pairs * variance), "copies in a batch"))
+  pairs = (steps - 1) * size**2
+  seen = sum(float(np.dot(*both)) for both in itertools.pairwise(copies))
+  deviations.append((_z(seen, pairs * alike, pairs * variance), "overlap of batches"))
+  ranks = np.concatenate(draws) - (n - 1) / 2
+  rank_variance = steps * size * (n * n - 1) / 12
+  deviations.append((_z(float(ranks.sum()), 0.0, rank_variance), "place in the data"))
+  # Two examples, both in a batch: all but the batches that lack one of them.
+  chance = 1 - 2 * (1 - 1 / n) ** size + max(0.0, 1 - 2 / n) ** size
+  deviations += _together(draws, n, chance)
+  deviations.append((_most_alike([np.unique(drawn) for drawn in draws], n), "likeness"))
+  totals = np.zeros(n, int)
+  count = 0
+  for drawn in _of_run(subject, n, at_least=_ROWS):
+    totals += np.bincount(drawn, minlength=n)
+    count += size
+  deviations.append((_most(totals, count, alike), "one row"))
+  deviations.append((_fewest(totals, count, alike), "one row, left out"))
+  worst, what = max(deviations)
+  detail = f"largest z of {len(deviations)} statistics over {steps} draws: {what}"
   return row(name, worst, _Z, detail)
 
 
@@ -375,7 +438,8 @@ def sampler_seed(subject: Subject) -> Row:
   if isinstance(plan.sampler, sampling.PoissonSampler) and plan.sampler.prob == 1:
     return not_applicable(name, "every example takes part in every step")
   steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
-  drawn = lambda seed: [np.asarray(subject.draw(n, seed=seed, step=t)) for t in steps]
+  # Without their copies: given its size, the set of a batch's examples is uniform.
+  drawn = lambda seed: [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps]
   draws = drawn(SEED)
   again = all(map(np.array_equal, draws, drawn(SEED)))
   deviations = [(0.0 if again else math.inf, "one seed, two outcomes")]
@@ -397,7 +461,7 @@ def _unused_bits(
   """Infinite where flipping a bit of the run's seed changes no batch."""
   several = [i for i, drawn in enumerate(draws) if _ways(drawn.size, n) > 1][:8]
   same = lambda i, seed: np.array_equal(
-    draws[i], np.asarray(subject.draw(n, seed=seed, step=steps[i]))
+    draws[i], np.unique(subject.draw(n, seed=seed, step=steps[i]))
   )
   width = subject.seed_bits
   idle = [
@@ -420,7 +484,7 @@ def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
   seen: set[bytes] = set()
   for _ in range(times):
     seed = int.from_bytes(rng.bytes(width // 8), "little")
-    drawn = [np.sort(np.asarray(subject.draw(n, seed=seed, step=t))) for t in steps[:2]]
+    drawn = [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps[:2]]
     # Among this many seeds two could agree by chance. They are compared where that chance
     # is below e^-21 = 1e-9.
     if sum(_ways(each.size, n) for each in drawn) - 2 * math.log(times) < 21:
@@ -452,7 +516,7 @@ def _comes_again(subject: Subject, n: int) -> float:
   """Infinite where a batch repeats although chance would not explain it (p < 1e-9), else 0."""
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   seen: set[bytes] = set()
-  for drawn in map(np.sort, _of_run(subject, n)):
+  for drawn in map(np.unique, _of_run(subject, n)):
     # Batches this small repeat by chance.
     if _ways(drawn.size, n) - 2 * math.log(times) < 21:
       continue

@@ -142,12 +142,19 @@ def _sampling(privacy: PrivacyConfig) -> Unused:
   sampler = privacy.ftrl.sampler if correlated else privacy.sampler
   kind = sampling.SAMPLERS.get(sampler)  # None: one's own
   fixed = kind is not None and "capacity" not in kind.options
-  return needs(
-    not correlated, "another privacy.method than 'dp_ftrl'", "privacy.sampler"
-  ) | needs(
-    not fixed,
-    f"a sampler whose batches differ in size, not {sampler!r}",
-    "privacy.capacity",
+  selects = kind is not None and "num_selected" in kind.options
+  return (
+    needs(not correlated, "another privacy.method than 'dp_ftrl'", "privacy.sampler")
+    | needs(
+      not fixed,
+      f"a sampler whose batches differ in size, not {sampler!r}",
+      "privacy.capacity",
+    )
+    | needs(
+      selects,
+      f"a sampler of several steps of each pass, not {sampler!r}",
+      "privacy.num_selected",
+    )
   )
 
 

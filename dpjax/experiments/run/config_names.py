@@ -105,6 +105,7 @@ _LATER: dict[str, Any] = {
   "declaration": None,
   "neighboring_relation": "",
   "line_search": False,
+  "num_selected": None,
   "queries": 1,
   "attacker": dict.fromkeys(("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")),
 }

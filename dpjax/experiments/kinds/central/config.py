@@ -244,6 +244,11 @@ class PrivacyConfig(WithChoices):
     COUNT,
     "padded size of a Poisson batch; none: overflow is negligible, or truncation is rare",
   ] = None
+  num_selected: Annotated[
+    int | None,
+    COUNT,
+    "k_out_of_t: k, steps of each example in a pass of t = k / sampling_prob steps",
+  ] = None
   neighboring_relation: Annotated[
     str, "add_or_remove_one | replace_one | replace_special"
   ] = "add_or_remove_one"

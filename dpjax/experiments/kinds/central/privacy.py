@@ -52,12 +52,23 @@ def check(config: TrainConfig) -> None:
       "without noise nothing may be released", field="privacy.noise_multiplier", value=0
     )
   kind = SAMPLERS.get(privacy.sampler)
-  if kind is not None and kind.takes_whole_passes:
-    ftrl.check_passes(privacy, f"privacy.sampler={privacy.sampler!r}")
+  if kind is not None:
+    _check_prob(privacy, kind)
   _check_clipping(config)
   _check_noise_aware(config)
   if privacy.method in PRIVATE_METHODS:
     _check_promise(privacy)
+
+
+def _check_prob(privacy: PrivacyConfig, kind: type[sampling.Sampler]) -> None:
+  """Raises UserError for a probability that no pass of the sampler has."""
+  size = sampling.Sizing(
+    sampling_prob=privacy.sampling_prob,
+    num_examples=0,
+    num_selected=privacy.num_selected,
+  )
+  with bounds.within("privacy"):
+    kind.check_prob(size, purpose=f"privacy.sampler={privacy.sampler!r}")
 
 
 def _check_clipping(config: TrainConfig) -> None:
@@ -198,6 +209,7 @@ def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampli
     num_steps=config.num_steps,
     padded_batch_size=capacity,
     capacity=privacy.capacity,
+    num_selected=privacy.num_selected,
     neighboring_relation=relation,
     may_leave=config.audit.num_canaries if config.audit.enabled else 0,
   )
