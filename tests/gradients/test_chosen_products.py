@@ -76,6 +76,9 @@ _LOSSES = {
   "two matrices for each row": lambda p, e: _energy(
     jnp.einsum("td,kdp->tkp", e["x"], p["w"][e["i"]])
   ),
+  "rows of integers": lambda p, e: _energy(
+    jnp.einsum("td,tdp->tp", (3 * e["x"]).astype(jnp.int32), p["w"][e["i"]])
+  ),
   "take": lambda p, e: _energy(e["x"] @ jnp.take(p["w"], e["i"][1], axis=0)),
   "dynamic_index_in_dim": _dynamic,
   "middle": lambda p, e: _energy(

@@ -420,8 +420,12 @@ def _chosen_product_form(site: Site) -> RowForm | None:
     index = indices.build(known)  # [*loops, *positions, columns]
     outer = [*table.shared, *deep((*single, *axes.positions))]
     index = _arrange(index, table.sliced, outer, deep(axes.shared), [index.ndim - 1])
+    data_rows = known[data_var]
+    # A left side of integers would be taken for rows of a table.
+    if not is_float(data_rows):
+      data_rows = data_rows.astype(trees.at_least_float32(cotangents[0]).dtype)
     x = _arrange(
-      known[data_var],
+      data_rows,
       table.sliced,
       [*table.shared, *deep(data_b)],
       deep(data_f),
