@@ -18,7 +18,8 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 | parameter the loss does not use               | gradient 0                                |
 | floats of less than 32 bits                   | norms and sums in float32 (`clipping`)    |
 | rows of an example that cancel                | their rounding is added to the norm, so   |
-|                                               | that the bound holds; else below 1e-5     |
+|                                               | that the bound holds; else below 1e-5;    |
+|                                               | 1024 norms of rows count as one at least  |
 | parameter joined with, or transformed by,     | its gradient per example, pulled back and |
 | others; used in several layouts               | freed after its norm; if so, formed again |
 |                                               | for the sum and held to that norm         |

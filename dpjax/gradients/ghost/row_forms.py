@@ -27,6 +27,10 @@ from dpjax.gradients.ghost.lengths import Length
 
 # Most offsets of a kernel whose windows are not copied: 5 x 5.
 _MOST_OFFSETS = 25
+# Most that the lengths of an example's rows may add up to, in units of its norm. Rows that cancel
+# may be millions of norms long. A sum over the batch that adds other examples' rows between them
+# would round those away.
+_MOST_CANCELLED = 1024.0
 
 
 class RowFactors(NamedTuple):
@@ -416,8 +420,12 @@ def _chosen_product_form(site: Site) -> RowForm | None:
     index = indices.build(known)  # [*loops, *positions, columns]
     outer = [*table.shared, *deep((*single, *axes.positions))]
     index = _arrange(index, table.sliced, outer, deep(axes.shared), [index.ndim - 1])
+    data_rows = known[data_var]
+    # A left side of integers would be taken for rows of a table.
+    if not is_float(data_rows):
+      data_rows = data_rows.astype(trees.at_least_float32(cotangents[0]).dtype)
     x = _arrange(
-      known[data_var],
+      data_rows,
       table.sliced,
       [*table.shared, *deep(data_b)],
       deep(data_f),
@@ -669,7 +677,16 @@ def gram_length(
   # It is a square, so only rounding can make the sum of pairs negative.
   square = jnp.maximum(total, 0) + eps * size
   more = eps * jnp.sqrt(rows * lost)
-  return RowLengths(lengths.from_square(square, lost, eps * reach, more), extent)
+  length = lengths.from_square(square, lost, eps * reach, more)
+  return RowLengths(_limited(length, reach, reach), extent)
+
+
+def _limited(length: Length, sizes: jax.Array, longest: jax.Array) -> Length:
+  """Returns a norm of at least the sum of the rows' sizes over `_MOST_CANCELLED`."""
+  return Length(
+    jnp.maximum(length.norm, sizes / _MOST_CANCELLED),
+    jnp.maximum(length.longest, longest / _MOST_CANCELLED),
+  )
 
 
 def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:
@@ -693,22 +710,30 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
   """
   sides = [(_row_lengths(p.left), _row_lengths(p.right)) for p in parts]  # [N, T]
   charge = _rounding(parts, product.dtype)
-  reach = charge * sum(jnp.sum(left.norm * right.norm) for left, right in sides)
-  most = charge * sum(jnp.sum(left.longest * right.longest) for left, right in sides)
+  sizes = sum(jnp.sum(left.norm * right.norm) for left, right in sides)
+  longest = sum(jnp.sum(left.longest * right.longest) for left, right in sides)
   extents = [jnp.sum(left.longest + right.longest) for left, right in sides]
   extent = functools.reduce(jnp.add, extents)
   length = lengths.of(product)  # []
-  return RowLengths(Length(length.norm + reach, length.longest + most), extent)
+  rounded = Length(length.norm + charge * sizes, length.longest + charge * longest)
+  return RowLengths(_limited(rounded, sizes, longest), extent)
 
 
 def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
-  """Bounds |sum of left^T right| entry by entry, also for another evaluation."""
+  """Bounds |sum of left^T right| entry by entry, also for another evaluation.
+
+  Where rows cancel, it is as long as their sizes over `_MOST_CANCELLED`.
+  """
   total = jnp.abs(summed_product(parts, left_size))  # [N, K, P]
   if sum(part.right.shape[1] for part in parts) == 1:
     return total
   charge = max(_rounding(parts, total.dtype), 4 * float(jnp.finfo(total.dtype).eps))
-  sizes = [_with_allowance(part, charge) for part in parts]
-  return total + summed_product(sizes, left_size)
+  allowances = [_with_allowance(part, charge) for part in parts]
+  total = total + summed_product(allowances, left_size)
+  least = [_with_allowance(part, 1 / _MOST_CANCELLED) for part in parts]
+  floor = summed_product(least, left_size)  # [N, K, P]
+  cancels = lengths.scaled(floor).norm > lengths.scaled(total).norm
+  return jnp.where(cancels, floor, total)
 
 
 def _with_allowance(part: RowFactors, charge: float) -> RowFactors:
