@@ -77,14 +77,14 @@ def _evaluated(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[A
 
 
 class ChosenAxis(NamedTuple):
-  """What an axis of the chosen matrices stands for."""
+  """Meaning of an axis of the chosen matrices."""
 
   dim: int | None = None  # of the parameter
   position: int | None = None  # of the indices, one matrix for each; neither: of size 1
 
 
 class ChosenAxes(NamedTuple):
-  """The axes of a product with chosen matrices; each list names axes of the array itself."""
+  """The axes of a product with chosen matrices."""
 
   contracted: tuple[int, ...]  # dimensions of the parameter, in the order of the product
   kept: tuple[int, ...]  # dimensions of the parameter that the result has
@@ -107,7 +107,8 @@ def find(graph: Graph, site: Site) -> EqnChain | None:
     return None
   eqns = [site.eqn]
   while eqns[-1].primitive.name != "dot_general":
-    if eqns[-1].primitive.name not in (*_CHOICES, *_MOVES):
+    # What is chosen may be moved, not chosen from again.
+    if len(eqns) > 1 and eqns[-1].primitive.name not in _MOVES:
       return None
     (var,) = eqns[-1].outvars
     if graph.uses[var] != 1 or var not in graph.users:
@@ -199,6 +200,6 @@ def _moved(eqn: Eqn, labels: list[ChosenAxis]) -> list[ChosenAxis] | None:
   wide = [d for d, size in enumerate(before) if size != 1]
   if [before[d] for d in wide] != [size for size in after if size != 1]:
     return None
-  # ChosenAxes of size 1 have lost their place, and need none.
+  # Axes of size 1 have lost their place, and need none.
   order = iter(wide)
   return [ChosenAxis() if size == 1 else labels[next(order)] for size in after]

@@ -181,7 +181,7 @@ class _Totals(NamedTuple):
 
 
 class _Sums(NamedTuple):
-  """What clipped sums are formed from, once the factors are known."""
+  """Arrays from which clipped sums are formed, once the factors are known."""
 
   units: Sequence[Unit]
   flow: ParamFlow

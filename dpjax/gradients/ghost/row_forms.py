@@ -389,9 +389,10 @@ def _chosen_product_form(site: Site) -> RowForm | None:
   table = indices.table
   product = site.eqn.eqns[-1]
   data_var = product.invars[1 if axes.param_first else 0]
-  lhs_rhs = product.params["dimension_numbers"]
+  contracting, batching = product.params["dimension_numbers"]
   side = 1 if axes.param_first else 0
-  data_c, data_b = lhs_rhs[0][side], lhs_rhs[1][side]
+  data_c = contracting[side]
+  data_b = batching[side]
   data_shape = data_var.aval.shape
   data_f = _others(len(data_shape), data_c, data_b)
   depth = len(site.loops)
