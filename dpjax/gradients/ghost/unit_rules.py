@@ -460,13 +460,9 @@ def alone(
   """
   factor = jnp.where(waiting.left, waiting.factor, 0)[row]
   grads = _one_gradient(unit, flow)(*_of_row(unit, recorded, row))
-
-  def held(settled):
-    factor, longest, grads = settled
-    return tuple(_held_to(grad, factor, longest) for grad in grads)
-
-  # Fused with the product of a large and a small number, a square would be that of each.
-  return on_settled(held, (factor, waiting.longest[row], grads))
+  # Without the barrier XLA would scale the smaller side of the product, which underflows.
+  grads = lax.optimization_barrier(grads)
+  return tuple(_held_to(grad, factor, waiting.longest[row]) for grad in grads)
 
 
 def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
@@ -578,8 +574,7 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
   # If all operands are finite, a factor of 0 drops its example without cleaning them.
   @rarely_taken
   def without_rows(*args):
-    cleaned = lambda part: multiplied(*clipped(part))
-    return cleaned(args) if site.loops else _in_parts(cleaned, args)
+    return multiplied(*clipped(args))
 
   return lax.cond(finite, as_it_lies, without_rows, *args)
 
