@@ -251,12 +251,15 @@ class _Sums(NamedTuple):
 
     def usual():
       sums = {}
-      factors = {i: self.factors_of(i) for i in at_once}
+      places = {i: [id(factor) for factor in self.factors_of(i)] for i in at_once}
+      # Leaves of one clip group share one array, and so one transpose (`unit_rules.totals`).
+      factors = {id(f): f for i in at_once for f in self.factors_of(i)}
       for group in self.sharing_cotangents(at_once):
         # One after the other, or the products c_i g_i of all are in memory at once.
         if sums:
-          factors, sums = lax.optimization_barrier((factors, sums))
-        sums |= {i: self.total(i, factors[i], True) for i in group}
+          arrays, sums = lax.optimization_barrier((list(factors.values()), sums))
+          factors = dict(zip(factors, arrays))
+        sums |= {i: self.total(i, [factors[f] for f in places[i]], True) for i in group}
       return sums
 
     @rarely_taken
