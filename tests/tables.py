@@ -367,7 +367,7 @@ def _speeds() -> list[Row]:
   ]
   made = []
   for label, (workload, batch) in _WORKLOADS.items():
-    now = one(entries("gradients/eighth_run.csv"), workload=workload, method="auto")
+    now = one(entries("gradients/ninth_run.csv"), workload=workload, method="auto")
     cells = [_timed(before, workload, name) for name in ("auto", "vmap", "jax_privacy")]
     cells.append(_timed(before, workload, "opacus", "opacus_ghost"))
     more = [f"{float(now[name]):.1f}x" for name in ("memory_ratio", "compile_ratio")]
