@@ -711,8 +711,12 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
   """
   sides = [(_row_lengths(p.left), _row_lengths(p.right)) for p in parts]  # [N, T]
   charge = _rounding(parts, product.dtype)
-  sizes = sum(jnp.sum(left.norm * right.norm) for left, right in sides)
-  longest = sum(jnp.sum(left.longest * right.longest) for left, right in sides)
+  sizes = functools.reduce(
+    jnp.add, [jnp.sum(left.norm * right.norm) for left, right in sides]
+  )
+  longest = functools.reduce(
+    jnp.add, [jnp.sum(left.longest * right.longest) for left, right in sides]
+  )
   extents = [jnp.sum(left.longest + right.longest) for left, right in sides]
   extent = functools.reduce(jnp.add, extents)
   length = lengths.of(product)  # []
