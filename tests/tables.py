@@ -1107,6 +1107,11 @@ TABLES = [
   ),
   Table(
     "docs/correlated.md",
+    ["noise and batches, CIFAR-10", "epsilon 1", "8"],
+    lambda: _with_ranges("correlated_noise_cifar10", _NOISE_AND_BATCHES, ["1.0", "8.0"]),
+  ),
+  Table(
+    "docs/correlated.md",
     ["strategy", "20 passes of 15 steps", "20 passes of 100 steps", "one pass of 800 steps"],
     _noise_left,
   ),
