@@ -8,9 +8,8 @@ import pytest
 
 import dpjax
 from dpjax import training
-from dpjax.plan import Plan
-from dpjax.sampling import PoissonSampler
 from dpjax.types import Batch
+from tests.training import plans
 
 _RNG = np.random.default_rng(0)
 _PARAMS = {
@@ -41,14 +40,7 @@ def test_examples_are_clipped_by_what_is_trained_alone(method):
 
 
 def _plan(noise_multiplier):
-  return Plan(
-    sampler=PoissonSampler(prob=0.5, capacity=8),
-    noise_multiplier=noise_multiplier,
-    l2_clip_norm=1.0,
-    normalize_by=4.0,
-    num_steps=4,
-    delta=1e-5,
-  )
+  return plans.of(8, noise_multiplier=noise_multiplier, normalize_by=4.0)
 
 
 @pytest.mark.parametrize("tx", [optax.sgd(0.1, momentum=0.9), optax.adamw(0.1)])
