@@ -46,9 +46,7 @@ class Sizing(NamedTuple):
   padded_batch_size: int = 1  # that no draw exceeds; a plan fits a smaller one
   capacity: int | None = None  # that the config asks for
   separation: int | None = None  # steps between two of an example, that the config asks for
-  num_selected: int | None = (
-    None  # steps of a pass for an example, that the config asks for
-  )
+  num_selected: int | None = None  # steps of a pass for an example, likewise
   neighboring_relation: str = ""  # of the guarantee; "": none is asked for
   unit: str = "example"  # what one row is, for messages
   may_leave: int = 0  # records that the coins of an audit may leave out

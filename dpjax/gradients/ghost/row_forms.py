@@ -70,9 +70,7 @@ class RowForm:
   build: Callable[[tuple, tuple], RowFactors]  # (data operands, cotangents) of one example
   unflatten: Callable[[jax.Array], jax.Array]  # [N, K, P] -> the site's parameter
   places: PlaceGram | None = None  # inner products of the left rows without the rows
-  width: int = (
-    0  # numbers of a left row, where it is in one block of several of the left side
-  )
+  width: int = 0  # numbers of a left row that is in one block of several; 0: of one
 
 
 def find(site: Site) -> RowForm | None:
@@ -214,7 +212,6 @@ def _window_sums(products: jax.Array, params: dict[str, Any], kernel, out) -> ja
   )
   strides = [1, *params["window_strides"]]
   sizes = [products.shape[1], *out]
-  # Strides may leave the last window short of zeros that no output sees.
   reach = [(size - 1) * stride + 1 for size, stride in zip(sizes, strides)]
   total = jnp.zeros((), products.dtype)
   for offset in itertools.product(*map(range, kernel)):

@@ -307,9 +307,8 @@ def totals(
     return _one_by_one(unit, flow, recorded, first, factors)
   # A non-finite operand makes its example's norm infinite or NaN, or is where no parameter
   # is reached. So finite norms imply finite operands.
-  if finite is not None:
-    return _transposed(unit, flow, recorded, factors, finite=finite)
-  return _transposed(unit, flow, recorded, factors, finite=all_finite([first]))
+  known = all_finite([first]) if finite is None else finite
+  return _transposed(unit, flow, recorded, factors, finite=known)
 
 
 def all_finite(results: Sequence[Norms]) -> jax.Array:
