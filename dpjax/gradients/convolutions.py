@@ -153,18 +153,13 @@ class _Rewriting:
 
   def run(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """Returns the results of a jaxpr."""
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values]))
-    read = lambda atom: atom.val if equations.is_literal(atom) else env[atom]
-    for eqn in jaxpr.eqns:
-      env.update(zip(eqn.outvars, self._result(eqn, list(map(read, eqn.invars)))))
-    return list(map(read, jaxpr.outvars))
+    return equations.evaluated(jaxpr, consts, values, self._result)
 
   def _result(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
     if _is_other(eqn):
       return [_convolution(eqn, *values)]
     if not self._is_due_inside(eqn):
-      known = equations.named(eqn, values)
-      return equations.eqn_fn(eqn)(*(known[v] for v in equations.operands(eqn)))
+      return equations.results_of(eqn, values)
     name = eqn.primitive.name
     params = eqn.params
     if name in equations.CALLS:

@@ -163,6 +163,40 @@ def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
   return call
 
 
+def results_of(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
+  """Evaluates an equation on the values of all its operands, in order, literals included."""
+  known = named(eqn, values)
+  return eqn_fn(eqn)(*(known[v] for v in operands(eqn)))
+
+
+def evaluated(
+  jaxpr: Jaxpr,
+  consts: Sequence[Any],
+  values: Sequence[Any],
+  step: Callable[[Eqn, list[Any]], Sequence[Any]] = results_of,
+) -> list[Any]:
+  """Evaluates a jaxpr, equation by equation.
+
+  Args:
+    jaxpr: an open jaxpr.
+    consts: its constants.
+    values: its arguments.
+    step: (equation, values of its operands) -> its results.
+
+  >>> closed = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(0.0)
+  >>> evaluated(closed.jaxpr, closed.consts, [3.0])
+  [Array(7., dtype=float32, weak_type=True)]
+  """
+  env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values)))
+
+  def read(atom):
+    return atom.val if is_literal(atom) else env[atom]
+
+  for eqn in jaxpr.eqns:
+    env.update(zip(eqn.outvars, step(eqn, [read(atom) for atom in eqn.invars])))
+  return [read(atom) for atom in jaxpr.outvars]
+
+
 def is_narrow(aval: HasDType) -> bool:
   """Whether a value is a float of less than 32 bits."""
   return jnp.issubdtype(aval.dtype, jnp.floating) and jnp.finfo(aval.dtype).bits < 32

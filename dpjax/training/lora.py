@@ -183,19 +183,16 @@ def _plain(value: Any) -> Any:
 
 def _evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
   """Evaluates a traced function, some of whose arguments are `_Adapted`."""
-  env = dict(zip(closed.jaxpr.constvars, closed.consts))
-  env.update(zip(closed.jaxpr.invars, args))
-  read = lambda atom: atom.val if equations.is_literal(atom) else env[atom]
-  for eqn in closed.jaxpr.eqns:
-    env.update(zip(eqn.outvars, _step(eqn, [read(atom) for atom in eqn.invars])))
-  return [_plain(read(atom)) for atom in closed.jaxpr.outvars]
+  return [
+    _plain(value) for value in equations.evaluated(closed.jaxpr, closed.consts, args, _step)
+  ]
 
 
 def _step(eqn: Any, values: list[Any]) -> list[Any]:
   """Evaluates one equation."""
   name = eqn.primitive.name
   if not any(isinstance(value, _Adapted) for value in values):
-    return _evaluated(eqn, values)
+    return equations.results_of(eqn, values)
   if name in _CALLS:
     return _evaluate(eqn.params["jaxpr"], values)
   if name in equations.REMATS:
@@ -204,15 +201,10 @@ def _step(eqn: Any, values: list[Any]) -> list[Any]:
     return jax.checkpoint(lambda *operands: _evaluate(inner, operands), **how)(*values)
   # A cast of W casts the frozen part; adapters are cast where they are used.
   if name == "convert_element_type" and equations.is_float(eqn.outvars[0].aval):
-    return [values[0]._replace(frozen=_evaluated(eqn, [values[0].frozen])[0])]
+    return [values[0]._replace(frozen=equations.results_of(eqn, [values[0].frozen])[0])]
   if name == "dot_general" and isinstance(values[1], _Adapted) and _is_matmul(eqn):
     return [_product(eqn, _plain(values[0]), values[1])]
-  return _evaluated(eqn, list(map(_plain, values)))
-
-
-def _evaluated(eqn: Any, values: Sequence[Any]) -> list[Any]:
-  known = equations.named(eqn, values)
-  return equations.eqn_fn(eqn)(*(known[v] for v in equations.operands(eqn)))
+  return equations.results_of(eqn, list(map(_plain, values)))
 
 
 def _is_matmul(eqn: Any) -> bool:

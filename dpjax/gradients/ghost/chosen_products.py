@@ -7,7 +7,6 @@ choice and the product are one site, its rows are x and g, and no matrix is reco
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -17,10 +16,10 @@ from dpjax.gradients.equations import (
   Eqn,
   EqnChain,
   Graph,
-  eqn_fn,
+  evaluated,
   is_float,
   is_literal,
-  operands,
+  results_of,
 )
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 NAME = "chosen_product"
 # Pairs of rows are multiplied, so there may not be many beside the numbers of a matrix.
 _MOST_PAIRS = 4
-
-
 # Equations of a function of JAX, such as `jnp.take`, in which a choice is hidden.
 _MOST_INLINE = 16
 _CHOICES = ("gather", "dynamic_slice")
@@ -38,42 +35,38 @@ _CHOICES = ("gather", "dynamic_slice")
 _MOVES = ("squeeze", "reshape", "transpose", "broadcast_in_dim", "expand_dims")
 
 
+def chooses_matrices(eqn: Eqn) -> bool:
+  """Whether an equation takes matrices from an array, not single rows or numbers, by an index."""
+  is_choice = eqn.primitive.name in _CHOICES
+  return is_choice and sum(size > 1 for size in eqn.params["slice_sizes"]) > 1
+
+
 def with_choices_inline(closed: Any) -> Any:
   """Returns a closed jaxpr in which choices stand beside the products that use them.
 
   `jnp.take` and `lax.dynamic_index_in_dim` are calls of their own in a jaxpr.
   """
-  if not any(map(_holds_choice, closed.jaxpr.eqns)):
+  # A table of rows has none, and its program is not traced again.
+  if not any(map(_calls_choice, closed.jaxpr.eqns)):
     return closed
 
+  def step(eqn, values):
+    if not _calls_choice(eqn):
+      return results_of(eqn, values)
+    inner = eqn.params[CALLS[eqn.primitive.name]]
+    return evaluated(inner.jaxpr, inner.consts, values, step)
+
   def evaluate(*args):
-    return _evaluated(closed.jaxpr, closed.consts, args)
+    return evaluated(closed.jaxpr, closed.consts, args, step)
 
   return jax.make_jaxpr(evaluate)(*(var.aval for var in closed.jaxpr.invars))
 
 
-def _holds_choice(eqn: Eqn) -> bool:
+def _calls_choice(eqn: Eqn) -> bool:
   if eqn.primitive.name not in CALLS:
     return False
-  inner = eqn.params[CALLS[eqn.primitive.name]].jaxpr
-  names = [each.primitive.name for each in inner.eqns]
-  return len(names) <= _MOST_INLINE and any(name in _CHOICES for name in names)
-
-
-def _evaluated(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-  env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args)))
-
-  def read(atom):
-    return atom.val if is_literal(atom) else env[atom]
-
-  for eqn in jaxpr.eqns:
-    if _holds_choice(eqn):
-      inner = eqn.params[CALLS[eqn.primitive.name]]
-      results = _evaluated(inner.jaxpr, inner.consts, [*map(read, eqn.invars)])
-    else:
-      results = eqn_fn(eqn)(*map(read, operands(eqn)))
-    env.update(zip(eqn.outvars, results))
-  return [read(atom) for atom in jaxpr.outvars]
+  inner = eqn.params[CALLS[eqn.primitive.name]].jaxpr.eqns
+  return len(inner) <= _MOST_INLINE and any(map(chooses_matrices, inner))
 
 
 class ChosenAxis(NamedTuple):
@@ -121,8 +114,11 @@ def find(graph: Graph, site: Site) -> EqnChain | None:
 def _pays(chain: EqnChain) -> bool:
   known = axes(chain)
   product = chain.eqns[-1]
-  # A product of the matrices with themselves, or with each other.
-  if known is None or chain.eqns[-2].outvars[0] in _data_side(product, known):
+  if known is None:
+    return False
+  # A literal is a single number.
+  data = product.invars[1 if known.param_first else 0]
+  if is_literal(data) or data is chain.eqns[-2].outvars[0]:
     return False
   shape = chain.eqns[0].invars[0].aval.shape
   width = math.prod(shape[d] for d in known.contracted)
@@ -130,11 +126,6 @@ def _pays(chain: EqnChain) -> bool:
   rows = math.prod(product.outvars[0].aval.shape) // max(columns, 1)
   # A vector, not a matrix, is what its row of the table is: nothing would be gained.
   return min(width, columns) > 1 and rows * rows <= _MOST_PAIRS * width * columns
-
-
-def _data_side(product: Eqn, known: ChosenAxes) -> tuple[Any, ...]:
-  data = product.invars[1 if known.param_first else 0]
-  return () if is_literal(data) else (data,)
 
 
 def axes(chain: EqnChain) -> ChosenAxes | None:

@@ -126,9 +126,7 @@ def _read(env: dict[Any, Any], atom: Any) -> Any:
 def _plain(step: Step, values: list[Any], taps: Taps):
   """Evaluates a plain equation, or a site."""
   del taps
-  known = equations.named(step.eqn, values)
-  args = (known[v] for v in equations.operands(step.eqn))
-  return equations.eqn_fn(step.eqn)(*args), {}
+  return equations.results_of(step.eqn, values), {}
 
 
 def _inner_taps(inner: Program, taps: Taps) -> Taps:

@@ -65,16 +65,12 @@ def sum_of(unit: Unit) -> Sum:
     return Sum.ZERO
   if unit.hold:
     return Sum.HELD
-  again = unit.rule is Rule.GRADIENT and not _entrywise(unit)
+  again = unit.rule is Rule.GRADIENT and not _entrywise(unit.sites)
   return Sum.AGAIN if again else Sum.TRANSPOSE
 
 
-def _entrywise(unit: Unit) -> bool:
+def _entrywise(sites: Sequence[Site]) -> bool:
   """Whether each entry of the gradient is one entry of a cotangent."""
-  return _is_entrywise(unit.sites)
-
-
-def _is_entrywise(sites: Sequence[Site]) -> bool:
   site, *more = sites
   if more or site.name not in ("add", "add_any", "sub", "parameter"):
     return False
@@ -134,7 +130,7 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     recorded = len(sites) == 1 and sites[0].name == "parameter" and not sites[0].loops
     # An accelerator reads the cotangent once, for the norms and the sums of all that it is the
     # gradient of. Held, it would be one more array.
-    hold = hold and (platform == "cpu" or not _is_entrywise(sites))
+    hold = hold and (platform == "cpu" or not _entrywise(sites))
     hold = hold or any(map(_rounds, sites)) or recorded
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
   if platform != "cpu" and cost_model.holds_convolution(sites[0].name, forms):
@@ -242,11 +238,10 @@ def _gathered(site: Site) -> int:
   """Returns the number of elements of the matrices that an example's index chooses from a
   parameter."""
   eqn = site.eqn.eqns[0] if site.name == chosen_products.NAME else site.eqn
-  if eqn is None or eqn.primitive.name not in ("gather", "dynamic_slice"):
+  if eqn is None or not chosen_products.chooses_matrices(eqn):
     return 0
-  sizes = eqn.params["slice_sizes"]
-  is_matrix = sum(size > 1 for size in sizes) > 1 and eqn.invars[0] in site.params
-  return site.steps * math.prod(eqn.outvars[0].aval.shape) if is_matrix else 0
+  of_param = eqn.invars[0] in site.params
+  return site.steps * math.prod(eqn.outvars[0].aval.shape) if of_param else 0
 
 
 def _site_work(sites: Sequence[Site]) -> int:
