@@ -17,8 +17,6 @@ from dpjax.data.target_kinds import Target
 from dpjax.types import Example, HostArray
 from dpjax.validate import UserError
 
-# Characters of another library's message.
-
 
 def _check_columns(x: Columns) -> None:
   for place, leaf in x.named():

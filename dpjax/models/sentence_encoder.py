@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
