@@ -127,6 +127,15 @@ def test_other_uses_of_a_choice_keep_their_rules(loss):
   oracle.check(loss, _params(), _batch(), bound=1e-8)
 
 
+def test_many_steps_of_a_scan_are_not_multiplied_pair_by_pair():
+  """Of 64 steps there are 4,096 pairs, where a matrix has 15 numbers."""
+  batch = _batch()
+  long = batch | {"i": jnp.tile(batch["i"], (1, 32))}
+  planned = route.plan(_scan_steps, _params(), route.first_of(long))
+  assert Rule.GRAM not in {unit.rule for unit in planned.units}
+  oracle.check(_scan_steps, _params(), long, bound=1e-8)
+
+
 def test_what_lies_outside_follows_the_index_rules_of_jax():
   params = _params()
   batch = _batch()

@@ -108,10 +108,12 @@ def find(graph: Graph, site: Site) -> EqnChain | None:
       return None
     eqns.append(graph.users[var])
   chain = EqnChain(tuple(eqns), NAME)
-  return chain if _pays(chain) else None
+  # Steps of a scan that use one matrix of all add their rows to it.
+  steps = [loop.length for loop in site.loops if loop not in site.sources[0].loops]
+  return chain if _pays(chain, math.prod(steps)) else None
 
 
-def _pays(chain: EqnChain) -> bool:
+def _pays(chain: EqnChain, steps: int) -> bool:
   known = axes(chain)
   product = chain.eqns[-1]
   if known is None:
@@ -123,7 +125,7 @@ def _pays(chain: EqnChain) -> bool:
   shape = chain.eqns[0].invars[0].aval.shape
   width = math.prod(shape[d] for d in known.contracted)
   columns = math.prod(shape[d] for d in known.kept)
-  rows = math.prod(product.outvars[0].aval.shape) // max(columns, 1)
+  rows = steps * math.prod(product.outvars[0].aval.shape) // max(columns, 1)
   # A vector, not a matrix, is what its row of the table is: nothing would be gained.
   return min(width, columns) > 1 and rows * rows <= _MOST_PAIRS * width * columns
 
