@@ -36,7 +36,8 @@ METHODS = (
 )
 _PARTS = 16  # of a batch, in a loop
 _STACKS = ("vmap", "jax_privacy", "opacus")  # hold a gradient per example
-_MOST_STACKED_BYTES = 8e9
+_MOST_STACKED_BYTES = 8e9  # on a CPU
+_MOST_STACKED_SHARE = 0.9  # of what an accelerator may use
 _REST_SECONDS = 0.02  # in which the threads of the method before stop to spin
 
 
@@ -114,9 +115,16 @@ def why_not(name: str, work: Workload, method: str) -> str:
     return reason
   if method == "jax_privacy" and importlib.util.find_spec("jax_privacy") is None:
     return "not installed"
-  if method in _STACKS and 2 * work.stacked_bytes > _MOST_STACKED_BYTES:
+  if method in _STACKS and 2 * work.stacked_bytes > _most_stacked_bytes():
     return f"skipped: per-example gradients alone take {work.stacked_bytes / 1e9:.0f} GB"
   return ""
+
+
+def _most_stacked_bytes() -> float:
+  """Bytes that a stack of gradients and its clipped copy may take on the first device."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  limit = stats.get("bytes_limit")
+  return _MOST_STACKED_BYTES if limit is None else _MOST_STACKED_SHARE * limit
 
 
 class _Compiled(NamedTuple):

@@ -1,0 +1,5 @@
+"""What `python -m launch.benchmark` measures.
+
+A package with a file of its own: Opacus installs another `benchmarks`, and Python would prefer it to
+a folder without one.
+"""
