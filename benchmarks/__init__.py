@@ -1,5 +1,5 @@
 """What `python -m launch.benchmark` measures.
 
-A package with a file of its own: Opacus installs another `benchmarks`, and Python would prefer it to
-a folder without one.
+A package with a file of its own: Opacus installs another `benchmarks`, and Python would prefer that
+to a folder without one.
 """

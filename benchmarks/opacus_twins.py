@@ -54,6 +54,8 @@ def build(name: str, batch: Example, num_params: int) -> Twin:
   import torch  # pyright: ignore[reportMissingImports]
 
   torch.set_num_threads(len(os.sched_getaffinity(0)))
+  # TF32 on a card, as JAX multiplies there.
+  torch.set_float32_matmul_precision("high")
   torch.manual_seed(0)
   model, losses = _TWINS[name](torch)
   count = sum(p.numel() for p in model.parameters())

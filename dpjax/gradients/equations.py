@@ -202,14 +202,21 @@ def is_narrow(aval: HasDType) -> bool:
   return jnp.issubdtype(aval.dtype, jnp.floating) and jnp.finfo(aval.dtype).bits < 32
 
 
-def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
+def wide_fn(
+  eqn: Eqn, precision: lax.Precision = lax.Precision.HIGHEST
+) -> Callable[..., list[Any]] | None:
   """Returns the equation as a function of `operands(eqn)` that computes in at least float32.
 
   None where its parameters hold a program of its own (a branch, a custom derivative), which
   computes in the types that it was traced with.
+
+  Args:
+    eqn: the equation, or a chain of them.
+    precision: of its products. With a lower one a term of a sum could come out longer than its
+      norm, unless the norm is charged for it (`ghost.precision`).
   """
   if isinstance(eqn, EqnChain):
-    return _wide_chain(eqn)
+    return _wide_chain(eqn, precision)
   params = eqn.params
   # Functions and jaxprs may also be in a list, as the branches of a cond are.
   listed = [
@@ -220,8 +227,7 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
     callable(each) or hasattr(each, "eqns") or hasattr(each, "jaxpr") for each in held
   ):
     return None
-  # With a lower default precision (TF32) a term could come out longer than its norm.
-  full = {"preferred_element_type": None, "precision": (lax.Precision.HIGHEST,) * 2}
+  full = {"preferred_element_type": None, "precision": (precision,) * 2}
   known = params | {name: value for name, value in full.items() if name in params}
 
   def call(*args):
@@ -239,8 +245,10 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
   return call
 
 
-def _wide_chain(chain: EqnChain) -> Callable[..., list[Any]] | None:
-  parts = [(eqn, wide_fn(eqn)) for eqn in chain.eqns]
+def _wide_chain(
+  chain: EqnChain, precision: lax.Precision
+) -> Callable[..., list[Any]] | None:
+  parts = [(eqn, wide_fn(eqn, precision)) for eqn in chain.eqns]
 
   def call(*args):
     values = dict(zip(operands(chain), args))

@@ -2,8 +2,9 @@
 
 XLA may compute a value anew inside each fusion that reads it, with other roundings (fused
 multiply-add, more digits of half precision). Where terms cancel, a norm and the sum that it
-bounds would then belong to different gradients. XLA's CPU backend drops optimization barriers
-before it fuses, but it looks through no conditional whose outcome it cannot tell.
+bounds would then belong to different gradients. An optimization barrier ends that on accelerators.
+XLA's CPU backend drops barriers before it fuses, but it looks through no conditional whose outcome
+it cannot tell. A GPU's program would wait for the host at such a conditional.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from jax import lax
 from jax.core import Tracer
 
 from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.parallel import made_for
 from dpjax.types import ArrayTree
 
 
 def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   """Calls fn(tree), where fn sees every array of the tree as it is in memory.
 
-  Outside of a trace nothing is fused, and under an outer `jax.vmap` a conditional is no
+  Outside of a trace nothing is fused, and under an outer `jax.vmap` a CPU's conditional is no
   longer one: there this is an ordinary call.
 
   >>> float(jax.jit(lambda x: on_settled(jnp.sum, x * 2.0))(jnp.ones(3)))
@@ -34,11 +36,14 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   known = [leaf for leaf in jax.tree.leaves(tree) if leaf.size and is_float(leaf)]
   if not any(isinstance(leaf, Tracer) for leaf in known):
     return fn(tree)
-  shapes = jax.eval_shape(fn, tree)
   leaves, treedef = jax.tree.flatten(tree)
-  # XLA cannot tell that two operands of a conditional are one array, and would read it twice:
-  # the cotangents of a product and of the bias that is added to it are one.
+  # XLA cannot tell that two operands are one array, and would read it twice: the cotangents of a
+  # product and of the bias that is added to it are one.
   distinct = {id(leaf): leaf for leaf in leaves}
+  if made_for.platform() != "cpu":
+    settled = dict(zip(distinct, lax.optimization_barrier(list(distinct.values()))))
+    return fn(treedef.unflatten([settled[id(leaf)] for leaf in leaves]))
+  shapes = jax.eval_shape(fn, tree)
 
   def never(tree):
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)

@@ -82,7 +82,8 @@ def test_terms_that_would_underflow_are_added_alone():
   x = jnp.array([[1e34, 1.0, 1.0, 1.0], [1.0, 2.0, 3.0, 4.0]], jnp.float32)
   slow, fast = oracle.both(loss, w, x, clip_norm=2e-5)
   assert float(jnp.abs(slow.total).max()) > 1e-5
-  assert oracle.relative_error(slow.total, fast.total) < 1e-5
+  # Sums in TF32 are charged for what a product may grow by.
+  assert oracle.relative_error(slow.total, fast.total) < 2.0**-9 + 1e-5
 
 
 _WINDOWS = {

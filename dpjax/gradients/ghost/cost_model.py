@@ -34,8 +34,14 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
   chosen by an example, that took 1.1-6 times as long as stacking where the leaf was up to
   3 times as large as what was chosen, and 0.3-1 times where it was larger; so up
   to there the backward pass leaves the leaf's gradient per example itself (`stacks`).
-- gpu: not measured yet; nominal rates of a 60 Tflop/s, 2 TB/s part. Examples are looped
-  over only in chunks of 2^28 numbers, to bound memory.
+- gpu (H100, jax 0.11.2, results/gradients/h100_parts.csv). A copy moved 2.9 TB/s. Batched
+  products of patches in TF32 ran at 90 to 190 Tflop/s, gram products in three parts of TF32 at 36
+  to 50 in a GPT and in networks of convolutions (9 to 33 alone, for 64 to 128 rows of 192 to 288
+  numbers), whole products in TF32 at 107 to 258, weight gradients of convolutions at 23 to 155. A
+  convolution's gradients of single examples, which vmap makes a grouped convolution, ran at .2 to
+  9: 5 to 60 times as long as products of patches. Examples are looped over only in chunks of 2^28
+  numbers, to bound memory.
+- tpu: not measured. It has the constants of the GPU, and keeps grouped convolutions.
 """
 
 from __future__ import annotations
@@ -52,24 +58,57 @@ class Platform(NamedTuple):
   product_rate: float  # flops per second of a^T g
   gram_rate: float
   transpose_rate: float  # of the second transpose
-  dense_rate: float  # of all three where the sides are the recorded arrays themselves
+  dense_rate: float  # of the second transpose where the sides are the recorded arrays
+  dense_product_rate: float  # of a^T g there
+  dense_gram_rate: float
+  dense_elements: bool  # whether elements are moved there: a CPU has them in its cache
   element_seconds: float  # to write and read back one float32
   hold_seconds: float  # the same, of a product that outlives its norm
   fault_seconds: float  # and of its elements beyond what its site has recorded
   loop_above: int  # elements per example from which examples are taken in a loop
   patches_above: int  # the same, where the patches of a convolution are among them
   loop_elements: int  # elements in flight in that loop: at least one example
+  # Limit on held products, relative to the operands and cotangents held in any case. Memory then
+  # stays a small multiple of an ordinary gradient's.
+  hold_share: float
 
 
 _PLATFORMS = {
-  "cpu": Platform(80e9, 140e9, 70e9, 170e9, 0.4e-9, 0.3e-9, 1.3e-9, 16_384, 3000, 0),
-  "gpu": Platform(30e12, 30e12, 40e12, 40e12, 4e-12, 8e-12, 0.0, 0, 0, 2**28),
+  "cpu": Platform(
+    product_rate=80e9,
+    gram_rate=140e9,
+    transpose_rate=70e9,
+    dense_rate=170e9,
+    dense_product_rate=170e9,
+    dense_gram_rate=170e9,
+    dense_elements=False,
+    element_seconds=0.4e-9,
+    hold_seconds=0.3e-9,
+    fault_seconds=1.3e-9,
+    loop_above=16_384,
+    patches_above=3000,
+    loop_elements=0,
+    hold_share=2.0,
+  ),
+  "gpu": Platform(
+    product_rate=100e12,
+    gram_rate=45e12,
+    transpose_rate=100e12,
+    dense_rate=250e12,
+    dense_product_rate=100e12,
+    dense_gram_rate=40e12,
+    dense_elements=True,
+    element_seconds=2.75e-12,
+    hold_seconds=1.4e-12,
+    fault_seconds=0.0,
+    loop_above=0,
+    patches_above=0,
+    loop_elements=2**28,
+    hold_share=1.25,
+  ),
 }
 
-# Limit on held products, relative to the operands and cotangents held in any case. Memory
-# then stays a small multiple of an ordinary gradient's.
-_HOLD_SHARE = 2.0
-# The same of a convolution's gradients on an accelerator.
+# Limit on the held gradients of a TPU's convolution, relative to what is recorded.
 _HOLD_CONVOLUTION = 1.5
 # Elements of the gradients that a CPU forms at once for a sum, so that they fit its cache.
 _IN_CACHE = 2**18
@@ -97,10 +136,12 @@ class Cost(NamedTuple):
   def seconds(self, platform: str) -> float:
     """Estimated time for one example."""
     machine = constants(platform)
-    if self.is_dense:
-      return self.flops / machine.dense_rate
     rate = machine.gram_rate if self.is_gram else machine.product_rate
-    return self.flops / rate + self.elements * machine.element_seconds
+    moved = self.elements
+    if self.is_dense:
+      rate = machine.dense_gram_rate if self.is_gram else machine.dense_product_rate
+      moved = self.elements * machine.dense_elements
+    return self.flops / rate + moved * machine.element_seconds
 
 
 def _sides(form: RowForm) -> int:
@@ -183,7 +224,7 @@ def size(form: RowForm) -> int:
 
 def product(forms: Sequence[RowForm], platform: str) -> tuple[Cost, bool]:
   """Cost of a^T g for one example, and whether to hold it for the sum."""
-  light = size(forms[0]) <= _HOLD_SHARE * _recorded(forms)
+  light = size(forms[0]) <= constants(platform).hold_share * _recorded(forms)
   hold = light and holding(forms, platform) < contraction(forms, platform)
   cost = Cost(
     sum(map(_flops, forms)),
@@ -213,11 +254,13 @@ def contraction(forms: Sequence[RowForm], platform: str) -> float:
   """Estimates the seconds of the second transpose, for one example."""
   machine = constants(platform)
   rate = machine.dense_rate if _dense(forms) else machine.transpose_rate
-  return sum(map(_flops, forms)) / rate
+  scaled = sum(form.blocks * form.rows * form.right for form in forms)  # c_i g_i
+  moved = scaled * machine.dense_elements * machine.element_seconds
+  return sum(map(_flops, forms)) / rate + moved
 
 
 def holds_convolution(name: str, forms: Sequence[RowForm]) -> bool:
-  """Whether an accelerator forms and holds each example's gradient of a convolution.
+  """Whether a TPU forms and holds each example's gradient of a convolution.
 
   Its own transpose, which vmap makes a grouped convolution, reads the recorded arrays. Rows would
   be patches: copies of the operand, as many as the kernel has places.

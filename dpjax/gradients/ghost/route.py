@@ -145,15 +145,32 @@ def clipped_sum(
       by_leaf = treedef.unflatten(_by_leaf(ordered, each))
       return jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
 
-    groups = _made_certain(groups, clip, mask, exactly)
-    pick = lambda name: jax.tree.map(lambda _, g: getattr(g, name), clip.norms, groups)
-    longest = pick("longest")
-    factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
-    leaf_factors = _spread(factors, params)  # of each leaf: [B]
-    most = _spread(longest, params)  # of each leaf: [B]
-    sums = _Sums(ordered, flow, recorded, first, leaf_factors, most)
-    totals = sums.one_by_one() if platform == "cpu" else sums.in_one_branch()
-    return totals, norms
+    sums_at = lambda weights: _Sums(
+      ordered,
+      flow,
+      recorded,
+      first,
+      factors=_spread(weights.factors, params),  # of each leaf: [B]
+      longest=_spread(weights.longest, params),  # of each leaf: [B]
+    )
+    unclear = mask & ~clipping.is_certain(groups, clip)
+    if platform == "cpu":
+      weights = _weights(_made_certain(groups, unclear, exactly), clip, mask)
+      return sums_at(weights).one_by_one(), weights.norms
+    weights = _weights(groups, clip, mask)
+    usual = sums_at(weights)
+
+    @rarely_taken
+    def unusual(known):
+      del known
+      certain = _weights(_made_certain(groups, unclear, exactly), clip, mask)
+      return sums_at(certain).unusual(), certain
+
+    # The one conditional, after the work: a GPU's program waits for the host where it branches.
+    is_usual = usual.drops_nobody() & ~jnp.any(unclear)
+    known = (usual.usual(), weights)
+    sums, weights = lax.cond(is_usual, lambda known: known, unusual, known)
+    return _Totals(sums | sums_at(weights).formed_again(), {}, {}), weights.norms
 
   ordered = [*held, *recomputed]
   totals, norms = on_settled(clipped, (early, unit_rules.sites_only(recomputed, recorded)))
@@ -237,40 +254,64 @@ class _Sums(NamedTuple):
     sums = {i: self.total(i, used[i], None) for i in at_once}
     return _Totals(sums, convolved, waiting)
 
-  def in_one_branch(self) -> _Totals:
-    """Forms all sums in the usual branch of one conditional, where no example is dropped.
+  def drops_nobody(self) -> jax.Array:
+    """Whether each example's terms are finite, and none is added by itself: [] bool."""
+    lefts = [alone.left for alone in self.waiting().values()]
+    someone_waits = jnp.any(jnp.stack(lefts)) if lefts else False
+    return unit_rules.all_finite(self.first) & jnp.logical_not(someone_waits)
 
-    An accelerator is bound by memory. There no operand is copied to drop an example from it, and
+  def _at_once(self) -> list[int]:
+    """Returns the units that are not summed in a loop. A compiled loop is not compiled twice."""
+    each = enumerate(self.units)
+    return [i for i, unit in each if sum_of(unit) is not Sum.AGAIN]
+
+  def usual(self) -> dict[int, Any]:
+    """Forms the sums where `drops_nobody`; else they are arbitrary.
+
+    An accelerator is bound by memory. Here no operand is copied to drop an example from it, and
     no sum to add terms to it.
     """
+    at_once = self._at_once()
+    sums = {}
+    places = {i: [id(factor) for factor in self.factors_of(i)] for i in at_once}
+    # Leaves of one clip group share one array, and so one transpose (`unit_rules.totals`).
+    factors = {id(f): f for i in at_once for f in self.factors_of(i)}
+    for group in self.sharing_cotangents(at_once):
+      # One after the other, or the products c_i g_i of all are in memory at once.
+      if sums:
+        arrays, sums = lax.optimization_barrier((list(factors.values()), sums))
+        factors = dict(zip(factors, arrays))
+      sums |= {i: self.total(i, [factors[f] for f in places[i]], True) for i in group}
+    return sums
+
+  def unusual(self) -> dict[int, Any]:
+    """Forms the sums of any batch, with copies of operands from which examples are dropped."""
     waiting = self.waiting()
     used = self.used(waiting)
-    # A compiled loop is not compiled twice.
-    again = [i for i, unit in enumerate(self.units) if sum_of(unit) is Sum.AGAIN]
-    at_once = [i for i in range(len(used)) if i not in again]
+    sums = {i: self.total(i, used[i], False) for i in self._at_once()}
+    return _with_rows_alone(sums, self.units, self.flow, self.recorded, waiting)
 
-    def usual():
-      sums = {}
-      places = {i: [id(factor) for factor in self.factors_of(i)] for i in at_once}
-      # Leaves of one clip group share one array, and so one transpose (`unit_rules.totals`).
-      factors = {id(f): f for i in at_once for f in self.factors_of(i)}
-      for group in self.sharing_cotangents(at_once):
-        # One after the other, or the products c_i g_i of all are in memory at once.
-        if sums:
-          arrays, sums = lax.optimization_barrier((list(factors.values()), sums))
-          factors = dict(zip(factors, arrays))
-        sums |= {i: self.total(i, [factors[f] for f in places[i]], True) for i in group}
-      return sums
+  def formed_again(self) -> dict[int, Any]:
+    """Forms the sums of the other units, in a loop that drops examples by itself."""
+    at_once = self._at_once()
+    again = [i for i in range(len(self.units)) if i not in at_once]
+    return {i: self.total(i, self.factors_of(i), None) for i in again}
 
-    @rarely_taken
-    def unusual():
-      sums = {i: self.total(i, used[i], False) for i in at_once}
-      return _with_rows_alone(sums, self.units, self.flow, self.recorded, waiting)
 
-    lefts = [alone.left for alone in waiting.values()]
-    nobody_waits = jnp.logical_not(jnp.any(jnp.stack(lefts))) if lefts else True
-    sums = lax.cond(unit_rules.all_finite(self.first) & nobody_waits, usual, unusual)
-    return _Totals(sums | {i: self.total(i, used[i], None) for i in again}, {}, {})
+class _Weights(NamedTuple):
+  """What each example is multiplied by, and why; trees of [B], one for each clip norm."""
+
+  factors: Any
+  longest: Any  # longest that the gradients of a group can be
+  norms: jax.Array  # of the whole gradients: [B]
+
+
+def _weights(groups: Any, clip: Clip, mask: jax.Array) -> _Weights:
+  """Returns the factors of gradients of these lengths, a tree of Length [B]."""
+  pick = lambda name: jax.tree.map(lambda _, g: getattr(g, name), clip.norms, groups)
+  longest = pick("longest")
+  factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
+  return _Weights(factors, longest, norms)
 
 
 def _with_rows_alone(
@@ -340,14 +381,13 @@ def stacked_gradients(
 
 
 def _made_certain(
-  groups: Any, clip: Clip, mask: jax.Array, exactly: Callable[[jax.Array], Any]
+  groups: Any, unclear: jax.Array, exactly: Callable[[jax.Array], Any]
 ) -> Any:
   """Replaces lengths that squares could not determine, one example after the other.
 
   Args:
     groups: tree of Length [B], one per clip norm.
-    clip: how they are clipped.
-    mask: [B] bool; nothing is asked of padding.
+    unclear: [B] bool, whose lengths are replaced.
     exactly: the same tree of Length [], of the example in a row.
   """
 
@@ -357,7 +397,7 @@ def _made_certain(
 
     return jax.tree.map(write, groups, exactly(row))
 
-  return _row_by_row(replace, mask & ~clipping.is_certain(groups, clip), groups)
+  return _row_by_row(replace, unclear, groups)
 
 
 def _by_leaf(planned: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:

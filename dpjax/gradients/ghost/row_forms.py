@@ -21,7 +21,7 @@ from jax import lax
 
 from dpjax import trees
 from dpjax.gradients.equations import is_float, is_literal
-from dpjax.gradients.ghost import chosen_products, lengths
+from dpjax.gradients.ghost import chosen_products, lengths, precision
 from dpjax.gradients.ghost.jaxpr_sites import Site, is_complex
 from dpjax.gradients.ghost.lengths import Length
 
@@ -548,18 +548,11 @@ _FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
 }
 
 
-def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  # Some accelerators multiply in TF32 by default: a term could come out longer than its
-  # norm.
-  a = trees.at_least_float32(a)
-  b = trees.at_least_float32(b)
-  return jnp.einsum(spec, a, b, precision=lax.Precision.HIGHEST)
-
-
 def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
   """Inner products [N, Ta, Tb] of the rows of two sides, one-hot or dense."""
   if is_float(a) and is_float(b):
-    return _dot("ntk,nsk->nts", a, b)
+    wide = trees.at_least_float32
+    return precision.gram("ntk,nsk->nts", wide(a), wide(b))
   if is_float(a):
     return jnp.swapaxes(_side_gram(b, a), 1, 2)
   if not is_float(b):
@@ -593,7 +586,9 @@ def outer_length(rows: RowFactors) -> RowLengths:
   if not is_float(rows.left):
     return RowLengths(_over_blocks(right), jnp.sum(right.longest))
   left = lengths.of(rows.left, axis=(1, 2))  # [N]
-  both = Length(left.norm * right.norm, left.longest * right.longest)
+  grown = 1 + precision.of_sums(left.norm.dtype).growth
+  norm = left.norm * right.norm * grown
+  both = Length(norm, left.longest * right.longest * grown)
   return RowLengths(_over_blocks(both), jnp.sum(left.longest + right.longest))
 
 
@@ -672,10 +667,17 @@ def gram_length(
   # sides exchanged. Each of the T^2 products of pairs may lack one more tiny.
   lost = max(inner, 1) * right_trace + width * left_trace + rows * blocks
   lost = rows * (lengths.tiny(total) * lost)
+  if precision.in_three_parts(parts[0].right, parts[0].right):
+    # What is left of a number below `tiny` after its first 11 bits is 0, too.
+    longest_row = functools.reduce(
+      jnp.maximum, [jnp.max(side, initial=0) for each in sides for side in each]
+    )
+    lost = lost * (1 + 2 * longest_row)
   # It is a square, so only rounding can make the sum of pairs negative.
   square = jnp.maximum(total, 0) + eps * size
-  more = eps * jnp.sqrt(rows * lost)
-  length = lengths.from_square(square, lost, eps * reach, more)
+  charge = eps + precision.of_sums(total.dtype).growth
+  more = charge * jnp.sqrt(rows * lost)
+  length = lengths.from_square(square, lost, charge * reach, more)
   return RowLengths(_limited(length, reach, reach), extent)
 
 
@@ -692,10 +694,12 @@ def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:
   sizes.
 
   T products, added in whichever order, with or without fused operations, are off by T eps / 2
-  (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
+  (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much. An
+  accelerator rounds the operands of the sum, too.
   """
   rows = sum(part.right.shape[1] for part in parts)
-  return (rows + 2) * float(jnp.finfo(dtype).eps) / 2
+  of_additions = (rows + 2) * float(jnp.finfo(dtype).eps) / 2
+  return of_additions + precision.of_sums(dtype).growth
 
 
 def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
@@ -707,7 +711,8 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
   from 10,000 rows on.
   """
   sides = [(_row_lengths(p.left), _row_lengths(p.right)) for p in parts]  # [N, T]
-  charge = _rounding(parts, product.dtype)
+  # The product may be shorter by as much as the sum's is longer.
+  charge = _rounding(parts, product.dtype) + precision.of_sums(product.dtype).growth
   sizes = functools.reduce(
     jnp.add, [jnp.sum(left.norm * right.norm) for left, right in sides]
   )
@@ -728,7 +733,7 @@ def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
   """
   total = jnp.abs(summed_product(parts, left_size))  # [N, K, P]
   if sum(part.right.shape[1] for part in parts) == 1:
-    return total
+    return total * (1 + precision.of_sums(total.dtype).growth)
   charge = max(_rounding(parts, total.dtype), 4 * float(jnp.finfo(total.dtype).eps))
   allowances = [_with_allowance(part, charge) for part in parts]
   total = total + summed_product(allowances, left_size)
@@ -753,9 +758,12 @@ def _with_allowance(part: RowFactors, charge: float) -> RowFactors:
   )
 
 
-def summed_product(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
-  """Sums left^T right over sites: [N, K, P], in float32 or wider."""
-  return functools.reduce(jnp.add, [product(p, left_size) for p in parts])
+def summed_product(
+  parts: Sequence[RowFactors], left_size: int, *, as_sums: bool = False
+) -> jax.Array:
+  """Sums left^T right over sites: [N, K, P], in float32 or wider; see `product`."""
+  each = [product(p, left_size, as_sums=as_sums) for p in parts]
+  return functools.reduce(jnp.add, each)
 
 
 def _row_lengths(side: jax.Array) -> Length:
@@ -765,15 +773,27 @@ def _row_lengths(side: jax.Array) -> Length:
   return lengths.of(side, axis=-1)
 
 
-def product(rows: RowFactors, left_size: int) -> jax.Array:
-  """left^T right: [N, K, P], in float32 or wider."""
+def product(rows: RowFactors, left_size: int, *, as_sums: bool = False) -> jax.Array:
+  """left^T right: [N, K, P], in float32 or wider.
+
+  Args:
+    rows: both sides.
+    left_size: K.
+    as_sums: multiply in the precision of sums (`precision.of_sums`), which may make the product
+      longer than that of the rows.
+  """
   if rows.chosen is not None:
     return _product_by_blocks(rows, left_size)
-  if is_float(rows.left) and rows.left.shape[0] == 1:
-    # Two flat matrices: XLA multiplies these without transposing them in memory.
-    return _dot("tk,tp->kp", rows.left[0], rows.right[0])[None]
   if is_float(rows.left):
-    return _dot("ntk,ntp->nkp", rows.left, rows.right)
+    exact = lax.Precision.HIGHEST
+    left = trees.at_least_float32(rows.left)
+    right = trees.at_least_float32(rows.right)
+    chosen = precision.of_sums(left.dtype).precision if as_sums else exact
+    dot = functools.partial(jnp.einsum, precision=chosen)
+    if left.shape[0] == 1:
+      # Two flat matrices: XLA multiplies these without transposing them in memory.
+      return dot("tk,tp->kp", left[0], right[0])[None]
+    return dot("ntk,ntp->nkp", left, right)
   right = trees.at_least_float32(rows.right)
   empty = jnp.zeros((left_size, right.shape[-1]), right.dtype)  # [K, P]
   # A token of -1 adds zeros to row 0.

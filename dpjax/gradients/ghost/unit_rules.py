@@ -19,7 +19,7 @@ from jax import lax
 from dpjax import trees
 from dpjax.branches import rarely_taken
 from dpjax.gradients import equations
-from dpjax.gradients.ghost import cost_model, lengths, row_forms, tapped
+from dpjax.gradients.ghost import cost_model, lengths, precision, row_forms, tapped
 from dpjax.gradients.ghost.jaxpr_sites import Loop, Site
 from dpjax.gradients.ghost.lengths import Length
 from dpjax.gradients.ghost.param_flow import ParamFlow
@@ -117,10 +117,13 @@ def _over_examples(
   fn: Callable, units: Sequence[Unit], recorded: Recorded, chunk: int | None
 ) -> Any:
   data, cotangents, depth = _arrays(units, recorded)
-  if chunk is None or chunk >= recorded.losses.shape[0]:
+  count = recorded.losses.shape[0]
+  if chunk is None or chunk >= count:
     axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
     return jax.vmap(fn, in_axes=(0, *axes))(recorded.losses, data, cotangents)
   seen = (recorded.losses, _in_front(data, depth), _in_front(cotangents, depth))
+  # Turns of one size: a remainder would be compiled again.
+  chunk = -(-count // -(-count // chunk))
   return lax.map(lambda x: fn(*x), seen, batch_size=chunk if chunk > 1 else None)
 
 
@@ -160,7 +163,8 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
     ]
     length, extent = row_forms.gram_length(parts, known)
     return Norms((length,), None, extent)
-  product = row_forms.summed_product(parts, _left_size(unit))  # [N, K, P], or [N, P, K]
+  product = row_forms.summed_product(parts, _left_size(unit), as_sums=True)
+  # [N, K, P], or [N, P, K]. A held one is itself what is summed.
   if unit.hold:
     return Norms((lengths.of(product),), product)
   length, extent = row_forms.with_rounding(product, parts)
@@ -207,14 +211,23 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   """Returns the gradient [*source.loops, *param] of ONE example for each parameter as the
   site sees it."""
   form = row_forms.find(site)
-  # On an accelerator patches cost more traffic than the grouped convolution of the transpose.
-  copies = form is not None and not form.plain and made_for.platform() != "cpu"
-  if form is not None and not form.one_hot and not copies:
-    product = row_forms.product(form.build(data, cotangents), form.left)  # [N, K, P]
+  if form is not None and not form.one_hot and not _as_transpose(form):
+    # Whoever asks for one example's gradient sums this very array, or holds it to a norm.
+    rows = form.build(data, cotangents)
+    product = row_forms.product(rows, form.left, as_sums=True)  # [N, K, P]
     return (form.unflatten(product),)
   if site.name in ELEMENTWISE and site.loops:
     return _stepwise(site, seen, data, cotangents)
   return transpose(site, seen, data, cotangents)
+
+
+def _as_transpose(form: RowForm) -> bool:
+  """Whether a convolution's gradient of one example is the grouped convolution of its transpose.
+
+  An H100 forms that at .8 to 7 Tflop/s, and a product of patches at 50 or more. What a TPU does
+  has not been timed; its patches would cost more traffic.
+  """
+  return not form.plain and made_for.platform() not in ("cpu", "gpu")
 
 
 def _stepwise(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
@@ -235,14 +248,22 @@ def _stepwise(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
   return tuple(map(summed, site.sources, grads))
 
 
-def transpose(site: Site, seen, data, cotangents, *, wide: bool = False):
+def transpose(
+  site: Site,
+  seen,
+  data,
+  cotangents,
+  *,
+  wide: bool = False,
+  exactness: lax.Precision = lax.Precision.HIGHEST,
+):
   """The site's transpose at these cotangents, summed over the scans around it."""
-  fn = _over_loops(_site_fn(site, wide), site)
+  fn = _over_loops(_site_fn(site, wide, exactness), site)
   primals, back = jax.vjp(lambda *params: fn(params, data), *seen)  # [*site.loops, *result]
   return back(jax.tree.map(lambda g, y: tapped.cast(g, y.dtype), cotangents, primals))
 
 
-def _site_fn(site: Site, wide: bool) -> Callable:
+def _site_fn(site: Site, wide: bool, exactness: lax.Precision) -> Callable:
   """Returns (parameters, data operands) -> tapped results. They are wide, and at least
   float32 where the loss computes in less."""
   if site.eqn is None:
@@ -251,7 +272,7 @@ def _site_fn(site: Site, wide: bool) -> Callable:
   wide = wide or any(
     map(equations.is_narrow, (v.aval for v in (*order, *site.eqn.outvars)))
   )
-  evaluate = equations.wide_fn(site.eqn) if wide else None
+  evaluate = equations.wide_fn(site.eqn, exactness) if wide else None
   # Equations that cannot be widened get the types that they were traced with.
   as_seen = lambda x, var: x if evaluate else tapped.cast(x, var.aval.dtype)
   call = evaluate or equations.eqn_fn(site.eqn)
@@ -563,7 +584,9 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
 
   if form is None or not form.plain:
     data, cotangents = call(clipped, args)  # [*loops, B, ...]
-    return transpose(batch, seen, data, cotangents, wide=form is not None)
+    exactness = precision.of_sums(cotangents[0].dtype).precision
+    wide = form is not None
+    return transpose(batch, seen, data, cotangents, wide=wide, exactness=exactness)
   multiplied = functools.partial(_multiplied, form)
   # For so few numbers a branch costs more than the pass that it saves.
   is_known = finite is None or isinstance(finite, bool)
@@ -582,7 +605,7 @@ def _multiplied(form: RowForm, data, cotangents) -> tuple[jax.Array]:
   rows = form.build(data, cotangents)  # [N, T, K], [N, T, P], T over the whole batch
   fast = form.left <= form.right or made_for.platform() != "cpu"
   if form.blocks > 1 or fast:
-    return (form.unflatten(row_forms.product(rows, form.left)),)
+    return (form.unflatten(row_forms.product(rows, form.left, as_sums=True)),)
   # XLA's CPU backend forms [P, K] in .3 to .9 of the time of [K, P]. Without the barrier it
   # would form one as the transpose of the other.
   swapped = row_forms.product(RowFactors(rows.right, rows.left), form.right)  # [1, P, K]

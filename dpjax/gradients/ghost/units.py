@@ -133,7 +133,7 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     hold = hold and (platform == "cpu" or not _entrywise(sites))
     hold = hold or any(map(_rounds, sites)) or recorded
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
-  if platform != "cpu" and cost_model.holds_convolution(sites[0].name, forms):
+  if platform == "tpu" and cost_model.holds_convolution(sites[0].name, forms):
     cost = cost_model.held_convolution(forms[0])
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, True, "")
   swapped = _orientation(sites, forms)

@@ -1,0 +1,94 @@
+"""How exactly clipped sums are multiplied, and how much longer that may make a term.
+
+A clipped sum is one product over the whole batch. In full float32 an H100 forms it at 53 Tflop/s,
+in TF32 at 255, the ordinary gradient's own precision. A rounded product may be longer than the
+exact one. So a norm is charged with the most that it may grow by: then the bound holds for the sum
+as it is formed.
+
+| platform | precision of sums                | most that a product grows by |
+| -------- | -------------------------------- | ---------------------------- |
+| cpu      | float32                          | 0                            |
+| gpu      | TF32: 11 bits of each operand    | 2^-9                         |
+| tpu      | three passes of bfloat16         | 2^-13                        |
+
+The charge is that share of sum_t |a_t| |g_t|, over the T rows of an example: .2 % of its norm for
+one row, at most sqrt(T) as much where rows are at right angles. `jax.default_matmul_precision` of
+"highest" takes float32 everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax.parallel import made_for
+from dpjax.types import DType
+
+
+class SumPrecision(NamedTuple):
+  """Precision of a clipped sum.
+
+  Attributes:
+    precision: what JAX is told.
+    growth: most by which |fl(a) fl(g)| exceeds |a| |g|, as a share of it.
+  """
+
+  precision: lax.Precision
+  growth: float
+
+
+_EXACT = SumPrecision(lax.Precision.HIGHEST, 0.0)
+_OF_PLATFORM = {
+  # Cut to 11 bits, each operand is off by 2^-10; rounded to nearest, by half of that.
+  "gpu": SumPrecision(lax.Precision.HIGH, 2.0**-9 + 2.0**-20),
+  # Two parts of 8 bits each leave 2^-16 of an operand, and the product of both second parts is
+  # left out, 2^-16 more. Four times that.
+  "tpu": SumPrecision(lax.Precision.HIGH, 2.0**-13),
+}
+_FULL = ("highest", "float32")
+
+
+def of_sums(dtype: DType) -> SumPrecision:
+  """Returns the precision in which this block's machine forms clipped sums of a type.
+
+  >>> of_sums(jnp.float32)  # on a CPU
+  SumPrecision(precision=<Precision.HIGHEST: 2>, growth=0.0)
+  """
+  exact = jax.config.jax_default_matmul_precision in _FULL
+  if exact or jnp.finfo(dtype).bits > 32:
+    return _EXACT
+  return _OF_PLATFORM.get(made_for.platform(), _EXACT)
+
+
+def gram(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  """Returns products of rows, einsum(spec, a, b), with at least 21 bits of each operand.
+
+  For norms: where rows cancel, TF32 would leave nothing of the square. NVIDIA's cards add three
+  products of TF32, which is as exact as one in float32 and up to eight times as fast.
+  """
+  exact = lax.Precision.HIGHEST
+  parts = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+  chosen = parts if in_three_parts(a, b) else exact
+  return jnp.einsum(spec, a, b, precision=chosen)
+
+
+def in_three_parts(a: jax.Array, b: jax.Array) -> bool:
+  """Whether `gram` splits its operands.
+
+  Not in a program for a card that is absent: its compiler would form each part in memory, which it
+  does not where it can try kernels.
+  """
+  single = a.dtype == b.dtype == jnp.float32
+  here = made_for.current() is None and made_for.platform() == "gpu"
+  return single and here and _knows_tf32()
+
+
+def _knows_tf32() -> bool:
+  """Whether this machine's cards multiply in TF32: compute capability 8.0 and above."""
+  capability = getattr(jax.local_devices()[0], "compute_capability", "")
+  # AMD's cards have names instead, such as gfx942.
+  return re.fullmatch(r"[0-9]+\.[0-9]+", capability) is not None and float(capability) >= 8
