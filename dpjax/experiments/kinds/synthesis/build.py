@@ -69,12 +69,7 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
 
   def start(random: RunKeys) -> Schedule:
     train, test = read()
-    if isinstance(config.method, WassersteinGan):
-      # Imported here: no other run needs the networks of a critic.
-      from dpjax.experiments.kinds.synthesis import critic_run
-
-      return single(critic_run.CriticRun(config, train, test, random).phase())
-    return single(_Run(config, train, test, random).phase())
+    return single(_phase(config, train, test, random))
 
   return Job(
     config=config,
@@ -85,6 +80,17 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
     start=start,
     release=config.release,
   )
+
+
+# What only the data show to be wrong names the config's fields, too.
+@bounds.names_fields
+def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> Phase:
+  if isinstance(config.method, WassersteinGan):
+    # Imported here: no other run needs the networks of a critic.
+    from dpjax.experiments.kinds.synthesis import critic_run
+
+    return critic_run.CriticRun(config, train, test, random).phase()
+  return _Run(config, train, test, random).phase()
 
 
 def _checked(config: SynthesisConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
