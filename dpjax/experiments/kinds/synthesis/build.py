@@ -28,7 +28,7 @@ from dpjax.experiments.kinds.synthesis.config import (
   check,
 )
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
-from dpjax.experiments.run import guarantee
+from dpjax.experiments.run import config_names, guarantee
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
@@ -46,9 +46,7 @@ _UPDATES = 1
 
 def digest(config: SynthesisConfig) -> bytes:
   """Returns the public digest of everything in the config that shapes the run."""
-  fields = to_dict(config)
-  # The same data may have another location on another machine.
-  fields.pop("data_dir")
+  fields = config_names.without_places(to_dict(config))
   return run_keys_lib.config_digest("synthesis", fields)
 
 
