@@ -274,7 +274,6 @@ def test_large_batches_have_a_bound_under_both_relations():
   [
     # Epsilons of the slower search for thresholds, which this accounting used before.
     (60_000, 600, 1.0, 1000, _REPLACE, 1e-5, 18.48023494962465),
-    (1000, 20, 0.7, 10, _REPLACE, 1e-5, 24.28617896326539),
     (1000, 1000, 8.0, 100, _REPLACE, 1e-6, 19.93821802529424),
     (10, 4, 2.0, 3, _ADD, 1e-4, 7.398479216860903),
     (9, 4, 0.1, 1, _REPLACE, 1e-5, 3315.0208000012235),
