@@ -1,5 +1,7 @@
 """Clipped sums that an accelerator rounds: no term is longer than its bound."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from jax import lax
 
 from dpjax import gradients
 from dpjax.gradients.ghost import precision
+from dpjax.gradients.settling import on_settled
 from dpjax.parallel import targets
 from tests.gradients import rounded_sums
 
@@ -78,6 +81,58 @@ def test_rows_that_cancel_are_charged_for_what_rounding_leaves_of_them():
   loss = lambda w, x: jnp.sum((x.reshape(2, 16) @ w) * signs)
   with rounded_sums.on_a_card():
     assert _longest(loss, jnp.ones((16, 3)), x) <= 1 + 1e-6
+
+
+def _double(w, x):
+  """A use of the matrix in double precision."""
+  return jnp.sum(x[:4].astype(jnp.float64) @ w.astype(jnp.float64))
+
+
+def _in_both(w, x):
+  return (_rows(w, x) + 1e-9 * _double(w, x)).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.usefixtures("x64")
+def test_float32_beside_double_precision_is_charged_for_as_float32(platform):
+  """A sum of both types is double. It has neither the rounding nor the underflow of that type."""
+  w = jnp.asarray(np.random.default_rng(0).normal(size=(4, 7)), jnp.float32)
+  x = jnp.asarray(30 * np.random.default_rng(1).normal(size=(4, 32)), jnp.float32)
+
+  def linear(w, x):
+    return (jnp.sum(x.reshape(8, 4) @ w) + 1e-9 * _double(w, x)).astype(jnp.float32)
+
+  where = rounded_sums.on_a_card() if platform == "gpu" else contextlib.nullcontext()
+  with where:
+    assert 0.98 < _longest(_in_both, w, x) <= 1 + 1e-6
+    # Squares of gradients of 1e-26 are 0 in float32, and 1e-52 in double precision.
+    small = gradients.clipped_grad(linear, l2_clip_norm=1e-24)
+    term = jax.jit(lambda w, x: small(w, x, True).total)(w, x[:1] * 1e-20)
+  assert np.linalg.norm(np.asarray(term, np.float64)) <= 1e-24 * (1 + 1e-5)
+
+
+def test_rows_of_a_table_are_not_charged():
+  """They are added, not multiplied: their terms are as long as the bound."""
+  loss = lambda w, tokens: 9.0 * jnp.sum(jnp.sin(w[tokens]))
+  w = jnp.asarray(np.random.default_rng(2).normal(size=(9, 64)), jnp.float32)
+  tokens = jnp.arange(8)[None] % 5
+  with rounded_sums.on_a_card():
+    assert 1 - 1e-5 < _longest(loss, w, tokens) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("cpu", ["cpu", jax.devices("cpu")[0]])
+def test_a_cpu_beside_a_card_has_the_program_of_a_cpu(monkeypatch, cpu):
+  """Its compiler drops the barrier that holds a norm and its sum together on a card."""
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+  def names():
+    settled = jax.make_jaxpr(lambda x: on_settled(jnp.sum, 2.0 * x))(jnp.ones(3))
+    return {eqn.primitive.name for eqn in settled.jaxpr.eqns}
+
+  assert "optimization_barrier" in names()
+  with jax.default_device(cpu):
+    assert "cond" in names()
+    assert precision.of_sums(jnp.float32).growth == 0
 
 
 @pytest.mark.parametrize("platform", ["gpu:h100:1", "tpu:v5e:1x1"])
