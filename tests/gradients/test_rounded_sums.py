@@ -83,31 +83,24 @@ def test_rows_that_cancel_are_charged_for_what_rounding_leaves_of_them():
     assert _longest(loss, jnp.ones((16, 3)), x) <= 1 + 1e-6
 
 
-def _double(w, x):
-  """A use of the matrix in double precision."""
-  return jnp.sum(x[:4].astype(jnp.float64) @ w.astype(jnp.float64))
+def _in_both(function, w, x):
+  """Uses one matrix in float32 and, beside it, in double precision."""
+  double = x[:2].astype(jnp.float64) @ w.astype(jnp.float64)
+  return (function(x @ w) + 1e-15 * jnp.sum(double)).astype(jnp.float32)
 
 
-def _in_both(w, x):
-  return (_rows(w, x) + 1e-9 * _double(w, x)).astype(jnp.float32)
-
-
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.usefixtures("x64")
-def test_float32_beside_double_precision_is_charged_for_as_float32(platform):
-  """A sum of both types is double. It has neither the rounding nor the underflow of that type."""
-  w = jnp.asarray(np.random.default_rng(0).normal(size=(4, 7)), jnp.float32)
-  x = jnp.asarray(30 * np.random.default_rng(1).normal(size=(4, 32)), jnp.float32)
-
-  def linear(w, x):
-    return (jnp.sum(x.reshape(8, 4) @ w) + 1e-9 * _double(w, x)).astype(jnp.float32)
-
-  where = rounded_sums.on_a_card() if platform == "gpu" else contextlib.nullcontext()
-  with where:
-    assert 0.98 < _longest(_in_both, w, x) <= 1 + 1e-6
-    # Squares of gradients of 1e-26 are 0 in float32, and 1e-52 in double precision.
-    small = gradients.clipped_grad(linear, l2_clip_norm=1e-24)
-    term = jax.jit(lambda w, x: small(w, x, True).total)(w, x[:1] * 1e-20)
+def test_float32_beside_double_precision_keeps_its_rounding_and_its_underflow():
+  """A sum of rows of both types is double, and has neither."""
+  w = jnp.asarray(np.random.default_rng(0).normal(size=(32, 40)), jnp.float32)
+  x = jnp.asarray(30 * np.random.default_rng(1).normal(size=(4, 2, 32)), jnp.float32)
+  sines = lambda w, x: _in_both(lambda y: jnp.sum(jnp.sin(y)), w, x)
+  with rounded_sums.on_a_card():
+    assert 0.98 < _longest(sines, w, x) <= 1 + 1e-6
+  # On a CPU: squares of gradients of 1e-21 are 0 in float32, and 1e-42 in double precision.
+  linear = lambda w, x: _in_both(jnp.sum, w, x)
+  small = gradients.clipped_grad(linear, l2_clip_norm=1e-24)
+  term = jax.jit(lambda w, x: small(w, x, True).total)(w, x[:1] * 1e-22)
   assert np.linalg.norm(np.asarray(term, np.float64)) <= 1e-24 * (1 + 1e-5)
 
 
