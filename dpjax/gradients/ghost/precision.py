@@ -12,8 +12,8 @@ as it is formed.
 | tpu      | three passes of bfloat16         | 2^-13                        |
 
 The charge is that share of sum_t |a_t| |g_t|, over the T rows of an example: .2 % of its norm for
-one row, at most sqrt(T) as much where rows are at right angles. `jax.default_matmul_precision` of
-"highest" takes float32 everywhere.
+one row, at most sqrt(T) as much where rows are at right angles. Rows of a table are added exactly,
+and are not charged. `jax.default_matmul_precision` of "highest" takes float32 everywhere.
 """
 
 from __future__ import annotations
