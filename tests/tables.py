@@ -775,6 +775,7 @@ def _noise_left() -> list[Row]:
     ),
     "`band_inv_mf`, 4 draws": lambda _: correlated.BandInvMf(bands=4),
     "`lambda_cgd`, 2 draws": lambda _: correlated.LambdaCgd(),
+    "`bifr`, 4 draws": lambda _: correlated.Bifr(bands=4),
     "`bisr`, 4 draws": lambda _: correlated.Bisr(bands=4),
     "`bisr`, 16 draws": lambda _: correlated.Bisr(bands=16),
   }

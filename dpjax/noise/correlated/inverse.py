@@ -102,6 +102,25 @@ class InverseBanded:
     return cls(tuple(np.diff(root, prepend=0.0)), redraw)
 
   @classmethod
+  def fractional_root(
+    cls, bands: int, gamma: float, *, redraw: bool | None = None
+  ) -> InverseBanded:
+    """The first coefficients of (1 - x)^gamma: banded inverse fractional root, gamma-BIFR (Kalinin
+    et al. 2026, arXiv:2605.18379).
+
+    Two bands are DP-lambda-CGD of lambda = gamma, and gamma = 1/2 is `square_root`. 0 is white
+    noise. The first coefficients of C are those of (1 - x)^{-gamma}, which fall.
+
+    >>> InverseBanded.fractional_root(3, 0.75).coefficients
+    (1.0, -0.75, -0.09375)
+    """
+    validate.integer_in(1, _MOST_BANDS, bands=bands)
+    validate.share(gamma=gamma)
+    lags = np.arange(1, bands)
+    ratios = (lags - 1 - gamma) / lags
+    return cls((1.0, *np.cumprod(ratios)), redraw)
+
+  @classmethod
   @functools.lru_cache(maxsize=32)
   def optimized(
     cls,
@@ -389,6 +408,40 @@ class Bisr:
       return inverse_loss(-np.array(strategy.coefficients[1:]), run)[0]
 
     return min(strategies, key=loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bifr:
+  """`InverseBanded.fractional_root`; without a gamma, with the one of the least error.
+
+  >>> Bifr(bands=3, gamma=0.5).make(num_steps=10, min_sep=2).coefficients
+  (1.0, -0.5, -0.125)
+  """
+
+  bands: int = 4
+  gamma: float | None = None
+  objective: str = "mean"  # mean | max squared error of the prefix sums, to choose gamma by
+  redraw: bool | None = None  # draw earlier noise again; none: where copies take over 64 MB
+
+  def __post_init__(self):
+    validate.integer_in(1, _MOST_BANDS, bands=self.bands)
+    validate.share(gamma=0.0 if self.gamma is None else self.gamma)
+    validate.one_of(series.OBJECTIVES, objective=self.objective)
+
+  def make(self, num_steps: int, min_sep: int) -> Correlation:
+    """The strategy of a run."""
+    run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), self.objective)
+
+    def strategy(gamma: float) -> InverseBanded:
+      return InverseBanded.fractional_root(self.bands, gamma, redraw=self.redraw)
+
+    def loss(gamma: float) -> float:
+      return inverse_loss(-np.array(strategy(gamma).coefficients[1:]), run)[0]
+
+    if self.gamma is not None:
+      return strategy(self.gamma)
+    best = optimize.minimize_scalar(loss, bounds=(0, 1), method="bounded")
+    return strategy(float(best.x))
 
 
 @dataclasses.dataclass(frozen=True)

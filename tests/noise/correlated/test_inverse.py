@@ -276,7 +276,8 @@ def test_the_gradient_is_that_of_the_loss():
 
 
 @pytest.mark.parametrize(
-  "strategy", [correlated.Bisr, correlated.BandInvMf, correlated.LambdaCgd]
+  "strategy",
+  [correlated.Bisr, correlated.Bifr, correlated.BandInvMf, correlated.LambdaCgd],
 )
 def test_sensitivities_agree_with_jax_privacys(strategy):
   toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
@@ -301,6 +302,32 @@ def test_four_optimised_draws_beat_sixteen_of_the_square_root_and_two_beat_white
   assert four < two < root < 0.36 * white
   # Where C has as many bands as a pass has steps, columns do not meet: nothing here is better.
   assert error(correlated.BandedToeplitz.optimized(num_steps=300, bands=15)) < four
+
+
+def test_fractional_roots_hold_both_families_that_they_generalise():
+  half = correlated.InverseBanded.fractional_root(9, 0.5)
+  root = correlated.InverseBanded.square_root(9)
+  np.testing.assert_allclose(half.coefficients, root.coefficients, rtol=1e-6)
+  two = correlated.Bifr(bands=2, gamma=0.7).make(100, 10)
+  assert two == correlated.LambdaCgd(decay=0.7).make(100, 10)
+  # Two fractional roots are a whole one: (1 - x)^.3 (1 - x)^.7 = 1 - x.
+  powers = [correlated.InverseBanded.fractional_root(6, g).coefficients for g in (0.3, 0.7)]
+  np.testing.assert_allclose(np.convolve(*powers)[:6], [1, -1, 0, 0, 0, 0], atol=1e-6)
+  assert not any(correlated.InverseBanded.fractional_root(5, 0.0).coefficients[1:])
+
+
+@pytest.mark.parametrize("run", [(300, 15), (800, 800)])
+def test_a_fractional_root_lies_between_the_square_root_and_the_best_coefficients(run):
+  numbers = inverse._Run(*run, inverse._participations(*run), "mean")
+
+  def loss(strategy):
+    tail = -np.array(strategy.make(*run).coefficients[1:])
+    return inverse.inverse_loss(tail, numbers)[0]
+
+  best = loss(correlated.BandInvMf(bands=4))
+  assert best <= loss(correlated.Bifr(bands=4)) < loss(correlated.Bisr(bands=4))
+  for gamma in np.linspace(0.05, 0.95, 19):
+    assert loss(correlated.Bifr(bands=4)) <= loss(correlated.Bifr(bands=4, gamma=gamma))
 
 
 # --- what nobody has proved
@@ -362,6 +389,8 @@ def test_balls_in_bins_are_proved_without_a_band():
     (lambda: correlated.Bisr(bands=0), "bands=0"),
     (lambda: correlated.BandInvMf(bands=10**6), "bands=1000000"),
     (lambda: correlated.LambdaCgd(decay=1.0), "decay=1.0"),
+    (lambda: correlated.Bifr(gamma=1.0), "gamma=1.0"),
+    (lambda: correlated.InverseBanded.fractional_root(3, -0.1), "gamma=-0.1"),
     (lambda: correlated.LambdaCgd(objective="avg"), "objective='avg'"),
   ],
 )
@@ -402,7 +431,7 @@ def test_earlier_noise_under_the_present_key_is_refuted_and_the_honest_one_stand
 
 def test_every_strategy_of_the_registry_is_played():
   names = " ".join(game.name for game in _games(correlated.InverseBanded))
-  assert all(kind in names for kind in ("BandInvMf", "Bisr", "LambdaCgd"))
+  assert all(kind in names for kind in ("BandInvMf", "Bifr", "Bisr", "LambdaCgd"))
 
 
 def test_a_release_adds_the_whole_row_to_the_data_at_once(monkeypatch):
