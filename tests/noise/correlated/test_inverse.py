@@ -19,6 +19,7 @@ from dpjax.noise import NoiseShape, correlated, source
 from dpjax.noise.correlated import inverse, series
 from dpjax.noise.correlated.toeplitz import BandState
 from dpjax.noise.gaussian import gaussian
+from dpjax.parallel import targets
 from dpjax.validate import UserError
 
 _COEFFICIENTS = (1.0, -0.5, -0.25, -0.125)
@@ -302,6 +303,34 @@ def test_four_optimised_draws_beat_sixteen_of_the_square_root_and_two_beat_white
   assert four < two < root < 0.36 * white
   # Where C has as many bands as a pass has steps, columns do not meet: nothing here is better.
   assert error(correlated.BandedToeplitz.optimized(num_steps=300, bands=15)) < four
+
+
+@pytest.mark.parametrize("unrolled", [0, 128])
+def test_an_accelerators_program_draws_the_same_noise(monkeypatch, unrolled):
+  """Neither a branch nor, for few draws, a loop: a GPU's program would wait for the host."""
+  monkeypatch.setattr(inverse, "_UNROLLED", unrolled)
+  strategy = correlated.InverseBanded.square_root(4, redraw=True)
+  zeros = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(2)}
+
+  def steps(key):
+    state = correlated.init(key, strategy, zeros)
+    rows = []
+    for _ in range(6):
+      row, state = correlated.add_correlated(
+        state, zeros, 2.0, correlation=strategy, num_steps=6
+      )
+      rows.append(row)
+    return rows
+
+  key = jax.random.key(3)
+  here = jax.jit(steps)(key)
+  with targets.compiling_for(targets.parse("gpu:h100:1")):
+    there = jax.jit(lambda key: steps(key))(key)
+    text = str(jax.make_jaxpr(lambda key: steps(key))(key))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), here, there)
+  assert float(jnp.abs(here[5]["w"]).max()) > 0.1
+  assert ("cond[" in text) is False
+  assert ("while[" in text or "scan[" in text) == (not unrolled)
 
 
 def test_fractional_roots_hold_both_families_that_they_generalise():
