@@ -852,6 +852,7 @@ def _draws() -> list[Row]:
     "jax_normal": "`jax.random.normal`",
     "fused": "dpjax, keys of `jax.random.key`",
     "release": "dpjax, keys of a release",
+    "redrawn_4": "correlated, four draws, three of them again",
   }
   entries_of = entries("training/draws.csv")
 
