@@ -2,8 +2,8 @@
 
 A clipped sum is one product over the whole batch. In full float32 an H100 forms it at 53 Tflop/s,
 in TF32 at 255, the ordinary gradient's own precision. A rounded product may be longer than the
-exact one. So a norm is lengthened by the most that it may grow by. Then the bound holds for the sum as it
-is formed.
+exact one. So a norm is lengthened by the most that it may grow by. Then the bound holds for the sum
+as it is formed.
 
 | platform | precision of sums                | most that a product grows by |
 | -------- | -------------------------------- | ---------------------------- |
