@@ -11,10 +11,16 @@ nothing, and XLA's account of buffers does not know them.
 
 from __future__ import annotations
 
+import concurrent.futures
+import csv
 import importlib.util
+import json
 import math
+import os
 import pathlib
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +36,7 @@ from dpjax.experiments.run import provenance, report
 from dpjax.gradients.ghost.explain import aligned
 
 ORDINARY = "ordinary"
+FILE = "gradients.csv"
 _LOOPS = ("microbatches", "plain_loop")
 METHODS = (
   *(ORDINARY, "vmap", "ghost", "auto", *_LOOPS, "jax_privacy"),
@@ -58,6 +65,13 @@ class Entry(NamedTuple):
   buffer_bytes: float | None = None  # arguments, results and temporaries, by XLA's account
   memory_ratio: float | None = None
   peak_rss_bytes: float | None = None  # of a fresh process that ran this entry alone
+  batch: int | None = None  # examples
+  examples_per_s: float | None = None
+  device: str = ""
+
+  @property
+  def key(self) -> tuple[str, int | None, str, str]:
+    return self.workload, self.batch, self.method, self.device
 
 
 def _ordinary(work: Workload) -> Callable:
@@ -162,8 +176,18 @@ def _compile(name: str, work: Workload, method: str) -> _Compiled:
   return _Compiled(run, seconds, buffers)
 
 
+def _workload(name: str, batch_size: int | None) -> Workload:
+  work = workloads.build(name, jax.default_backend())
+  return work if batch_size is None else workloads.resized(work, batch_size)
+
+
 def measure(
-  name: str, methods: Sequence[str], *, repeats: int, fresh_process: bool = True
+  name: str,
+  methods: Sequence[str],
+  *,
+  repeats: int,
+  fresh_process: bool = True,
+  batch_size: int | None = None,
 ) -> list[Entry]:
   """One workload: each method compiled, warmed up, then timed `repeats` times in turns.
 
@@ -175,8 +199,9 @@ def measure(
     methods: of `METHODS`; the ordinary gradient is always measured.
     repeats: rounds; medians are reported.
     fresh_process: also run each entry once in its own process, for its peak memory.
+    batch_size: examples; None: the workload's own number, which is larger on an accelerator.
   """
-  work = workloads.build(name, jax.default_backend())
+  work = _workload(name, batch_size)
   methods = list(dict.fromkeys([ORDINARY, *methods]))
   reasons = {method: why_not(name, work, method) for method in methods}
   compiled = {m: _compile(name, work, m) for m in methods if not reasons[m]}
@@ -189,10 +214,12 @@ def measure(
       times[method].append(_seconds(each, calls[method]) / calls[method])
   medians = {method: statistics.median(seconds) for method, seconds in times.items()}
   base = compiled[ORDINARY]
+  count = len(work.batch.y)
+  device = jax.local_devices()[0].device_kind
 
   def entry(method: str) -> Entry:
     if reasons[method]:
-      return Entry(name, method, reasons[method])
+      return Entry(name, method, reasons[method], batch=count, device=device)
     each = compiled[method]
     return Entry(
       name,
@@ -204,7 +231,10 @@ def measure(
       _ratio(each.seconds, base.seconds),
       each.bytes,
       _ratio(each.bytes, base.bytes),
-      alone.run(__name__, name, method).printed if fresh_process else None,
+      alone.run(__name__, name, method, batch_size).printed if fresh_process else None,
+      batch=count,
+      examples_per_s=count / medians[method],
+      device=device,
     )
 
   return [entry(method) for method in methods]
@@ -228,10 +258,45 @@ def _ratio(value: float | None, base: float | None) -> float | None:
   return value / base if value is not None and base else None
 
 
-def _run_alone(name: str, method: str) -> int:
+def _run_alone(name: str, method: str, batch_size: int | None) -> int:
   """Runs one entry once; bytes of this process at its peak."""
-  _compile(name, workloads.build(name, jax.default_backend()), method).run(1)
+  _compile(name, _workload(name, batch_size), method).run(1)
   return provenance.peak_rss()
+
+
+def compile_ahead(
+  names: Sequence[str],
+  methods: Sequence[str],
+  *,
+  processes: int,
+  batch_size: int | None = None,
+) -> None:
+  """Compiles all programs into JAX's persistent cache, several at a time, before any is timed.
+
+  To be called before this process asks JAX for its devices, whose memory it would take. What
+  cannot be compiled says so when it is timed. Seconds of compiling are then those of reading.
+  """
+  # They share the card with each other.
+  os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+  os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+  if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dpjax-programs-")
+  jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+  of_jax = [m for m in dict.fromkeys([ORDINARY, *methods]) if m in _BUILD]
+  pairs = [(name, method) for name in names for method in of_jax]
+
+  def compile_one(pair: tuple[str, str]) -> None:
+    alone.run(__name__, *pair, batch_size, "compile")
+    print(f"compiled {' '.join(pair)}", file=sys.stderr, flush=True)
+
+  with concurrent.futures.ThreadPoolExecutor(processes) as pool:
+    list(pool.map(compile_one, pairs))
+
+
+def _compile_alone(name: str, method: str, batch_size: int | None) -> float | None:
+  """Compiles one entry, unless it would not run; seconds that it took."""
+  work = _workload(name, batch_size)
+  return None if why_not(name, work, method) else _compile(name, work, method).seconds
 
 
 def check(names: Iterable[str], methods: Iterable[str]) -> None:
@@ -284,11 +349,49 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/gradients.csv and `out`/gradients.png."""
-  report.write_entries(out / "gradients.csv", entries)
+  report.write_entries(out / FILE, entries)
   where = {"platform": jax.default_backend()}
   figure = measured.gradients([entry._asdict() | where for entry in entries])
   pictures.save(figure, out / "gradients.png")
 
 
+def among(
+  known: Sequence[Entry], name: str, methods: Sequence[str], batch_size: int | None
+) -> list[Entry]:
+  """Returns the entries of one workload on this device, where all of them are known; else none."""
+  if not known:
+    return []
+  count = batch_size or len(_workload(name, None).batch.y)
+  device = jax.local_devices()[0].device_kind
+  rows = {row.key: row for row in known}
+  wanted = [(name, count, m, device) for m in dict.fromkeys([ORDINARY, *methods])]
+  return [rows[key] for key in wanted] if all(key in rows for key in wanted) else []
+
+
+def read(path: pathlib.Path) -> list[Entry]:
+  """Returns the entries that a CSV holds; none where there is no such file."""
+  if not path.exists():
+    return []
+  with path.open(newline="", encoding="utf-8") as lines:
+    rows = list(csv.DictReader(lines))
+  words = ("workload", "method", "status", "device")
+
+  def value(name: str, text: str) -> Any:
+    if name in words:
+      return text
+    return None if text == "" else (int if name == "batch" else float)(text)
+
+  return [
+    Entry(**{name: value(name, row.get(name) or "") for name in Entry._fields})
+    for row in rows
+  ]
+
+
+def main(name: str, method: str, batch_size: int | None, task: str = "run") -> None:
+  """What a process of its own does, and prints as JSON."""
+  work = {"run": _run_alone, "compile": _compile_alone}[task]
+  print(json.dumps(work(name, method, batch_size)))
+
+
 if __name__ == "__main__":
-  print(_run_alone(*alone.ordered()))
+  main(*alone.ordered())

@@ -221,3 +221,9 @@ NAMES = tuple(_by_platform("cpu"))
 def build(name: str, platform: str) -> Workload:
   """The workload of one of `NAMES` at the size for "cpu", or for an accelerator."""
   return _by_platform(platform)[name]()
+
+
+def resized(work: Workload, batch_size: int) -> Workload:
+  """Returns the workload with so many examples: the first ones, or all of them again."""
+  rows = np.arange(batch_size) % len(work.batch.y)
+  return work._replace(batch=jax.tree.map(lambda leaf: leaf[rows], work.batch))

@@ -20,6 +20,7 @@
   python -m launch.benchmark --suite=data --folder=made --records=10000,1000000
   python -m launch.benchmark --suite=allocator
   python -m launch.benchmark --suite=compiled --targets=tpu:v5e:1x1,gpu:h100:1 --workloads=mlp,gpt
+  python -m launch.benchmark --suite=parts --workloads=products,convolutions
   python -m launch.benchmark --suite=correlated --workloads=mlp_10m --methods=bisr_32,lambda_cgd
   python -m launch.benchmark --suite=correlated --workloads=mlp_10m --notimed
   python -m launch.benchmark --suite=draws --workloads=leaf_10m --methods=fused,release
@@ -32,8 +33,10 @@ jax_privacy.clipped_grad, PyTorch's ordinary gradient of a twin (torch), and Opa
 one by hooks (opacus) and by ghost norms (opacus_ghost). Prints the median time, compile time
 and memory of each with their ratio to OUR ordinary gradient; a method whose per-example
 gradients would not fit in 8 GB, or that cannot do a workload, is skipped and says so. Writes
-gradients.csv and gradients.png to --out after each workload. All of it takes half an hour or
-more on two idle CPU cores; name --workloads and --methods for less.
+gradients.csv and gradients.png to --out after each workload; what stands there of this device is
+not measured again. All of it takes half an hour or more on two idle CPU cores; name --workloads
+and --methods for less. --batches=256,1024 measures other sizes of a batch. On an accelerator
+compiling takes most of the time: --compile_ahead=8 does it first, in eight processes.
 
 --suite=federated measures one round of FedAvg (40 clients x 3 local steps) against a Python
 loop of jitted local steps, then the time of a round of the last of --methods (threads, where
@@ -86,6 +89,10 @@ allocator.csv.
 It runs nothing: flops, bytes, memory, kernels, loops and a roofline. What stands in compiled.csv
 of --out is not compiled again.
 
+--suite=parts times what clipped gradients are made of on the accelerator at hand: products by
+precision, and the ways to a convolution's clipped gradient (--workloads: copies, products, grams,
+convolutions); it writes parts.csv, from which the constants of the fast route are read.
+
 --suite=correlated measures a step of DP-SGD under correlated noise, by strategy (--methods),
 against white noise: memory of the compiled step and seconds in turns, for models of --workloads;
 it writes correlated.csv.
@@ -113,6 +120,7 @@ from launch import app, config_flag
 try:
   from benchmarks import (
     allocator_speed,
+    card_parts,
     compiled,
     correlated_cost,
     data_speed,
@@ -149,6 +157,7 @@ SUITES = (
   "data",
   "allocator",
   "compiled",
+  "parts",
   "correlated",
   "draws",
   "serve",
@@ -157,7 +166,7 @@ SUITES = (
 _OF_SUITES = {
   "workloads": (
     *("gradients", "federated", "secure_sums", "sum_messages", "data", "allocator"),
-    *("correlated", "compiled", "draws"),
+    *("correlated", "compiled", "draws", "parts"),
   ),
   "folder": ("data", "serve"),
   "minutes": ("serve",),
@@ -172,6 +181,8 @@ _OF_SUITES = {
   "processes": ("sweeps",),
   "mesh": ("devices",),
   "timed": ("correlated",),
+  "batches": ("gradients",),
+  "compile_ahead": ("gradients",),
   "peak_rss": ("gradients", "secure_sums", "data"),
   "methods": (
     *("gradients", "federated", "training", "population", "secure_sums"),
@@ -193,7 +204,8 @@ flags.DEFINE_list(
   f"{peer_rounds.WORKLOAD}; of secure_sums and sum_messages: CLIENTSxLENGTH; of data: "
   f"{', '.join(data_speed.KINDS)} (default: arrays); of allocator: "
   f"{', '.join(allocator_speed.WORKLOADS)} (default: these); of correlated: "
-  f"{', '.join(correlated_cost.WORKLOADS)} (default: these); of draws: "
+  f"{', '.join(correlated_cost.WORKLOADS)} (default: these); of parts: "
+  f"{', '.join(card_parts.KINDS)} (default: these); of draws: "
   f"{', '.join(noise_draws.WORKLOADS)} (default: these).",
 )
 flags.DEFINE_list(
@@ -238,6 +250,16 @@ flags.DEFINE_string(
   "federated: the Python that has pfl and flwr (default: this one).",
 )
 flags.DEFINE_multi_string("mesh", [], "devices: such as data:8, or data:4,model:2.")
+flags.DEFINE_list(
+  "batches", [], "gradients: examples of a batch, one measurement each (default: as it is)."
+)
+flags.DEFINE_integer(
+  "compile_ahead",
+  0,
+  "gradients: processes that first compile all programs into JAX's persistent cache.",
+  lower_bound=0,
+  upper_bound=256,
+)
 flags.DEFINE_list("processes", ["1", "2"], "sweeps: how many share the runs.")
 flags.DEFINE_string(
   "folder", None, "data, serve: where records or runs are made; they stay there."
@@ -286,6 +308,7 @@ def main() -> None:
     "data": _data,
     "allocator": _allocator,
     "compiled": _compiled,
+    "parts": _parts,
     "correlated": _correlated,
     "draws": _draws,
     "serve": _serve,
@@ -297,15 +320,29 @@ def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   names = options.workloads or list(workloads.NAMES)
   methods = options.methods or list(gradient_speed.METHODS)
   gradient_speed.check(names, methods)
+  batches = [_count("batches", text) for text in options.batches] or [None]
+  known = [] if out is None else gradient_speed.read(out / gradient_speed.FILE)
+  if options.compile_ahead:
+    for batch_size in batches:
+      gradient_speed.compile_ahead(
+        names, methods, processes=options.compile_ahead, batch_size=batch_size
+      )
   entries = []
   for name in names:
-    entries += gradient_speed.measure(
-      name, methods, repeats=options.repeats, fresh_process=options.peak_rss
-    )
-    print(f"measured {name}", file=sys.stderr, flush=True)
-    # After each workload, so that an interrupted run keeps its results.
-    if out is not None:
-      gradient_speed.write(entries, out)
+    for batch_size in batches:
+      entries += gradient_speed.among(known, name, methods, batch_size) or (
+        gradient_speed.measure(
+          name,
+          methods,
+          repeats=options.repeats,
+          fresh_process=options.peak_rss,
+          batch_size=batch_size,
+        )
+      )
+      print(f"measured {name}", file=sys.stderr, flush=True)
+      # After each workload, so that an interrupted run keeps its results.
+      if out is not None:
+        gradient_speed.write(entries, out)
   print(gradient_speed.table(entries))
 
 
@@ -539,6 +576,11 @@ def _allocator(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       allocator_speed.write(entries, out)
   print(allocator_speed.table(entries))
+
+
+def _parts(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  entries = card_parts.measure(options.workloads or card_parts.KINDS, out=out)
+  print(card_parts.table(entries))
 
 
 def _correlated(options: flags.FlagValues, out: pathlib.Path | None) -> None:

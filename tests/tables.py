@@ -402,6 +402,49 @@ def _compiled() -> list[Row]:
   return made
 
 
+def _on_a_card() -> list[Row]:
+  """Clipped gradients on an H100, over the ordinary gradient timed in the same way."""
+  labels = {workload: label for label, (workload, _) in _WORKLOADS.items()}
+  runs_of = {"before": ("auto", "vmap"), "between": ("auto",)}
+  made = []
+  for workload, label in labels.items():
+    cells = []
+    for run, methods in runs_of.items():
+      rows = entries(f"h100/gradients_{run}.csv")
+      mine = {row["method"]: row for row in rows if row["workload"] == workload}
+      base = mine.get("ordinary")
+      cells.append(_NONE if base is None else f"{1e3 * float(base['median_s']):.2f} ms")
+      cells += [ratio(mine[m]["ratio"]) if m in mine else _NONE for m in methods]
+    if set(cells) != {_NONE}:
+      made.append([label, *cells])
+  return made
+
+
+def _ways_of_convolutions() -> list[Row]:
+  """Milliseconds of a convolution's gradient, and of the clipped one in three ways."""
+  rows = [r for r in entries("h100/parts.csv") if r["kind"] == "convolutions"]
+  made = []
+  for shape in dict.fromkeys(row["shape"] for row in rows):
+    mine = {
+      r["way"]: f"{1e3 * float(r['seconds']):.2f}" for r in rows if r["shape"] == shape
+    }
+    ways = ("ordinary", "grouped", "patches", "gram")
+    made.append([shape, *(mine.get(way, _NONE) for way in ways)])
+  return made
+
+
+def _ways_of_products() -> list[Row]:
+  """Teraflops per second of products of float32 matrices, by precision."""
+  rows = entries("h100/parts.csv")
+  made = []
+  for kind, words in (("products", "product"), ("grams", "rows with themselves")):
+    mine = [row for row in rows if row["kind"] == kind]
+    for shape in dict.fromkeys(row["shape"] for row in mine):
+      of = {r["way"]: _few(float(r["rate"]) / 1e12) for r in mine if r["shape"] == shape}
+      made.append([f"{words}, {shape}", of["default"], of["highest"], of["tf32 x3"]])
+  return made
+
+
 def _microbatches() -> list[Row]:
   rows = entries("gradients/seventh_run.csv")
   made = []
@@ -732,6 +775,7 @@ def _noise_left() -> list[Row]:
     ),
     "`band_inv_mf`, 4 draws": lambda _: correlated.BandInvMf(bands=4),
     "`lambda_cgd`, 2 draws": lambda _: correlated.LambdaCgd(),
+    "`bifr`, 4 draws": lambda _: correlated.Bifr(bands=4),
     "`bisr`, 4 draws": lambda _: correlated.Bisr(bands=4),
     "`bisr`, 16 draws": lambda _: correlated.Bisr(bands=16),
   }
@@ -808,6 +852,7 @@ def _draws() -> list[Row]:
     "jax_normal": "`jax.random.normal`",
     "fused": "dpjax, keys of `jax.random.key`",
     "release": "dpjax, keys of a release",
+    "redrawn_4": "correlated, four draws, three of them again",
   }
   entries_of = entries("training/draws.csv")
 
@@ -1018,6 +1063,21 @@ TABLES = [
     "docs/accelerators.md",
     ["bound, memory, over the ordinary", "TPU v5e, auto", "vmap", "H100, auto", "its vmap"],
     _compiled,
+  ),
+  Table(
+    "docs/accelerators.md",
+    ["H100", "ordinary, alone", "auto, before", "vmap", "ordinary, in a row", "auto, between"],
+    _on_a_card,
+  ),
+  Table(
+    "docs/accelerators.md",
+    ["convolution, ms", "ordinary", "grouped", "patches", "gram products"],
+    _ways_of_convolutions,
+  ),
+  Table(
+    "docs/accelerators.md",
+    ["float32 matrices, Tflop/s", "TF32, the default", "float32", "three of TF32"],
+    _ways_of_products,
   ),
   Table("docs/gradients.md", ["config", "steps", "by vmap", "by auto"], _minutes),
   Table(

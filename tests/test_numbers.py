@@ -42,7 +42,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
       "| `--config.privacy.ftrl.strategy` | the noise of a step | copies of the parameters in "
       "memory | choose it when |"
     ),
-    "| batches | `banded`, `tree` | `band_inv_mf`, `bisr`, `lambda_cgd` |",
+    "| batches | `banded`, `tree` | `band_inv_mf`, `bisr`, `bifr`, `lambda_cgd` |",
   ),
   "README.md": (
     "| command | what it does |",
@@ -387,11 +387,16 @@ def test_claims_are_those_of_their_runs(folder):
     assert tuple(map(float, ended[at])) == pytest.approx(values), at
 
 
-@pytest.mark.parametrize(
-  "file", sorted(path.name for path in (ROOT / "results/gradients").glob("*.csv"))
-)
+_OF_GRADIENTS = [
+  path.relative_to(ROOT / "results").as_posix()
+  for pattern in ("gradients/*.csv", "h100/gradients_*.csv")
+  for path in sorted((ROOT / "results").glob(pattern))
+]
+
+
+@pytest.mark.parametrize("file", _OF_GRADIENTS)
 def test_ratios_of_gradients_are_those_of_their_seconds(file):
-  rows = tables.entries(f"gradients/{file}")
+  rows = tables.entries(file)
   ordinary = {row["workload"]: row for row in rows if row["method"] == "ordinary"}
   columns = {
     "median_s": "ratio", "buffer_bytes": "memory_ratio", "compile_s": "compile_ratio"

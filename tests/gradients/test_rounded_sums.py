@@ -1,6 +1,5 @@
 """Clipped sums that an accelerator rounds: no term is longer than its bound."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -34,12 +34,12 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
   chosen by an example, that took 1.1-6 times as long as stacking where the leaf was up to
   3 times as large as what was chosen, and 0.3-1 times where it was larger; so up
   to there the backward pass leaves the leaf's gradient per example itself (`stacks`).
-- gpu (H100, jax 0.11.2, results/gradients/h100_parts.csv). A copy moved 2.9 TB/s. Batched
+- gpu (H100, jax 0.11.2, results/h100/parts.csv). A copy moved 2.9 TB/s. Batched
   products of patches in TF32 ran at 90 to 190 Tflop/s, gram products in three parts of TF32 at 36
   to 50 in a GPT and in networks of convolutions (9 to 33 alone, for 64 to 128 rows of 192 to 288
   numbers), whole products in TF32 at 107 to 258, weight gradients of convolutions at 23 to 155. A
   convolution's gradients of single examples, which vmap makes a grouped convolution, ran at .2 to
-  9: 5 to 60 times as long as products of patches. Examples are looped over only in chunks of 2^28
+  9: 3 to 60 times as long as products of patches. Examples are looped over only in chunks of 2^28
   numbers, to bound memory.
 - tpu: not measured. It has the constants of the GPU, and keeps grouped convolutions.
 """

@@ -299,7 +299,7 @@ class _Sums(NamedTuple):
 
 
 class _Weights(NamedTuple):
-  """What each example is multiplied by, and why; trees of [B], one for each clip norm."""
+  """Factors of the examples with what they follow from; trees of [B], one for each clip norm."""
 
   factors: Any
   longest: Any  # longest that the gradients of a group can be
