@@ -53,7 +53,8 @@ def platform() -> str:
     return target.chip.platform
   # A machine with an accelerator may be told to compute on its CPU, whose compiler drops what
   # others keep, such as optimization barriers.
-  device = jax.config.jax_default_device
+  config: Any = jax.config
+  device = config.jax_default_device
   if device is None:
     return jax.default_backend()
   return device if isinstance(device, str) else device.platform
