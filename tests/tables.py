@@ -775,6 +775,7 @@ def _noise_left() -> list[Row]:
     ),
     "`band_inv_mf`, 4 draws": lambda _: correlated.BandInvMf(bands=4),
     "`lambda_cgd`, 2 draws": lambda _: correlated.LambdaCgd(),
+    "`bifr`, 4 draws": lambda _: correlated.Bifr(bands=4),
     "`bisr`, 4 draws": lambda _: correlated.Bisr(bands=4),
     "`bisr`, 16 draws": lambda _: correlated.Bisr(bands=16),
   }
@@ -851,6 +852,7 @@ def _draws() -> list[Row]:
     "jax_normal": "`jax.random.normal`",
     "fused": "dpjax, keys of `jax.random.key`",
     "release": "dpjax, keys of a release",
+    "redrawn_4": "correlated, four draws, three of them again",
   }
   entries_of = entries("training/draws.csv")
 

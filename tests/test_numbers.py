@@ -42,7 +42,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
       "| `--config.privacy.ftrl.strategy` | the noise of a step | copies of the parameters in "
       "memory | choose it when |"
     ),
-    "| batches | `banded`, `tree` | `band_inv_mf`, `bisr`, `lambda_cgd` |",
+    "| batches | `banded`, `tree` | `band_inv_mf`, `bisr`, `bifr`, `lambda_cgd` |",
   ),
   "README.md": (
     "| command | what it does |",

@@ -213,7 +213,7 @@ def wide_fn(
   Args:
     eqn: the equation, or a chain of them.
     precision: of its products. With a lower one a term of a sum could come out longer than its
-      norm, unless the norm is charged for it (`ghost.precision`).
+      norm, unless the norm is longer for it (`ghost.precision`).
   """
   if isinstance(eqn, EqnChain):
     return _wide_chain(eqn, precision)

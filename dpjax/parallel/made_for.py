@@ -49,7 +49,15 @@ def compiling_for(target: Machine | None) -> Iterator[None]:
 def platform() -> str:
   """Returns "cpu", "gpu" or "tpu": what the programs of this block are made for."""
   target = current()
-  return jax.default_backend() if target is None else target.chip.platform
+  if target is not None:
+    return target.chip.platform
+  # A machine with an accelerator may be told to compute on its CPU, whose compiler drops what
+  # others keep, such as optimization barriers.
+  config: Any = jax.config
+  device = config.jax_default_device
+  if device is None:
+    return jax.default_backend()
+  return device if isinstance(device, str) else device.platform
 
 
 def local_devices() -> list[Any]:

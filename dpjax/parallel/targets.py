@@ -43,7 +43,12 @@ _FORM = re.compile(r"(tpu):(\w+):(\d+(?:x\d+){1,2})|(gpu):(\w+):([1-9]\d{0,4})",
 _GPUS_PER_HOST = 8
 _GIB = 2**30
 # libtpu looks for what it runs on, in the cloud's metadata server, unless it is told not to.
-_QUIET = {"TPU_SKIP_MDS_QUERY": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+_QUIET = {
+  "TPU_SKIP_MDS_QUERY": "1",
+  "TF_CPP_MIN_LOG_LEVEL": "3",
+  # No chip is used, so several processes may compile at once.
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 # Without a GPU no kernel can be timed; then Triton's matrix products have no known tiling.
 _GPU_OPTIONS = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
 

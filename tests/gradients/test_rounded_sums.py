@@ -8,6 +8,7 @@ from jax import lax
 
 from dpjax import gradients
 from dpjax.gradients.ghost import precision
+from dpjax.gradients.settling import on_settled
 from dpjax.parallel import targets
 from tests.gradients import rounded_sums
 
@@ -78,6 +79,51 @@ def test_rows_that_cancel_are_charged_for_what_rounding_leaves_of_them():
   loss = lambda w, x: jnp.sum((x.reshape(2, 16) @ w) * signs)
   with rounded_sums.on_a_card():
     assert _longest(loss, jnp.ones((16, 3)), x) <= 1 + 1e-6
+
+
+def _in_both(function, w, x):
+  """Uses one matrix in float32 and, beside it, in double precision."""
+  double = x[:2].astype(jnp.float64) @ w.astype(jnp.float64)
+  return (function(x @ w) + 1e-15 * jnp.sum(double)).astype(jnp.float32)
+
+
+@pytest.mark.usefixtures("x64")
+def test_float32_beside_double_precision_keeps_its_rounding_and_its_underflow():
+  """A sum of rows of both types is double, and has neither."""
+  w = jnp.asarray(np.random.default_rng(0).normal(size=(32, 40)), jnp.float32)
+  x = jnp.asarray(30 * np.random.default_rng(1).normal(size=(4, 2, 32)), jnp.float32)
+  sines = lambda w, x: _in_both(lambda y: jnp.sum(jnp.sin(y)), w, x)
+  with rounded_sums.on_a_card():
+    assert 0.98 < _longest(sines, w, x) <= 1 + 1e-6
+  # On a CPU: squares of gradients of 1e-21 are 0 in float32, and 1e-42 in double precision.
+  linear = lambda w, x: _in_both(jnp.sum, w, x)
+  small = gradients.clipped_grad(linear, l2_clip_norm=1e-24)
+  term = jax.jit(lambda w, x: small(w, x, True).total)(w, x[:1] * 1e-22)
+  assert np.linalg.norm(np.asarray(term, np.float64)) <= 1e-24 * (1 + 1e-5)
+
+
+def test_rows_of_a_table_are_not_charged():
+  """They are added, not multiplied: their terms are as long as the bound."""
+  loss = lambda w, tokens: 9.0 * jnp.sum(jnp.sin(w[tokens]))
+  w = jnp.asarray(np.random.default_rng(2).normal(size=(9, 64)), jnp.float32)
+  tokens = jnp.arange(8)[None] % 5
+  with rounded_sums.on_a_card():
+    assert 1 - 1e-5 < _longest(loss, w, tokens) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("cpu", ["cpu", jax.devices("cpu")[0]])
+def test_a_cpu_beside_a_card_has_the_program_of_a_cpu(monkeypatch, cpu):
+  """Its compiler drops the barrier that holds a norm and its sum together on a card."""
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+  def names():
+    settled = jax.make_jaxpr(lambda x: on_settled(jnp.sum, 2.0 * x))(jnp.ones(3))
+    return {eqn.primitive.name for eqn in settled.jaxpr.eqns}
+
+  assert "optimization_barrier" in names()
+  with jax.default_device(cpu):
+    assert "cond" in names()
+    assert precision.of_sums(jnp.float32).growth == 0
 
 
 @pytest.mark.parametrize("platform", ["gpu:h100:1", "tpu:v5e:1x1"])

@@ -220,6 +220,7 @@ def _numbers(**options: Any) -> dict[str, Any]:
 _INVERSES = (
   correlated.BandInvMf(bands=3),
   correlated.Bisr(bands=4),
+  correlated.Bifr(bands=4),
   correlated.LambdaCgd(),
 )
 # By class, its strategies and what each adds to the name of a case.

@@ -2,7 +2,7 @@
 
 A clipped sum is one product over the whole batch. In full float32 an H100 forms it at 53 Tflop/s,
 in TF32 at 255, the ordinary gradient's own precision. A rounded product may be longer than the
-exact one. So a norm is charged with the most that it may grow by: then the bound holds for the sum
+exact one. So a norm is lengthened by the most that it may grow by. Then the bound holds for the sum
 as it is formed.
 
 | platform | precision of sums                | most that a product grows by |
@@ -11,9 +11,9 @@ as it is formed.
 | gpu      | TF32: 11 bits of each operand    | 2^-9                         |
 | tpu      | three passes of bfloat16         | 2^-13                        |
 
-The charge is that share of sum_t |a_t| |g_t|, over the T rows of an example: .2 % of its norm for
-one row, at most sqrt(T) as much where rows are at right angles. `jax.default_matmul_precision` of
-"highest" takes float32 everywhere.
+The addition is that share of sum_t |a_t| |g_t|, over the T rows of an example: .2 % of its norm for
+one row, at most sqrt(T) as much where rows are at right angles. Rows of a table are added exactly:
+their norm stays as it is. `jax.default_matmul_precision` of "highest" takes float32 everywhere.
 """
 
 from __future__ import annotations

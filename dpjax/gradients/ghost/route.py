@@ -21,8 +21,8 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 |                                               | that the bound holds; else below 1e-5;    |
 |                                               | 1024 norms of rows count as one at least  |
 | parameter joined with, or transformed by,     | its gradient per example, pulled back and |
-| others; used in several layouts               | freed after its norm; if so, formed again |
-|                                               | for the sum and held to that norm         |
+| others; used in several layouts, or in single | freed after its norm; if so, formed again |
+| and in double precision                       | for the sum and held to that norm         |
 | cond, while, custom_vjp that see a parameter  | a site as a whole, in the same way        |
 | an index chooses most of a stack of matrices  | its gradient per example, held            |
 
@@ -299,7 +299,7 @@ class _Sums(NamedTuple):
 
 
 class _Weights(NamedTuple):
-  """What each example is multiplied by, and why; trees of [B], one for each clip norm."""
+  """Factors of the examples with what they follow from; trees of [B], one for each clip norm."""
 
   factors: Any
   longest: Any  # longest that the gradients of a group can be

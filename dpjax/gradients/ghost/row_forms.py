@@ -75,10 +75,22 @@ class RowForm:
 
 def find(site: Site) -> RowForm | None:
   """Returns the row form of a site; None where it has none. Squares must be of real
-  numbers."""
+  numbers, of one precision."""
   finder = _FINDERS.get(site.name)
-  simple = len(site.params) == len(site.outs) == 1 and site.data
-  return finder(site) if finder and simple and not is_complex(site) else None
+  simple = len(site.params) == len(site.outs) == 1 and site.data and not is_complex(site)
+  return finder(site) if finder and simple and len(precisions([site])) == 1 else None
+
+
+def precisions(sites: Sequence[Site]) -> set[bool]:
+  """Returns whether rows are in double precision: of operands and of cotangents.
+
+  A norm of rows includes the rounding and the underflow of one type. In a sum with rows in double
+  precision, those of float32 would be left out.
+  """
+  avals = [
+    aval for site in sites for aval in (*(v.aval for v in site.data), *site.out_avals)
+  ]
+  return {jnp.finfo(aval.dtype).bits > 32 for aval in avals if is_float(aval)}
 
 
 def _split_loops(site: Site) -> tuple[list[int], list[int]]:
@@ -622,6 +634,7 @@ def gram_length(
   total = jnp.float32(0)
   size = jnp.float32(0)
   reach = jnp.float32(0)
+  grown = jnp.float32(0)
   extent = jnp.float32(0)
   left_trace = jnp.float32(0)
   right_trace = jnp.float32(0)
@@ -655,7 +668,11 @@ def gram_length(
       # 4 eps for the products of pairs and for their sum.
       size = size + jnp.sum(4 * jnp.abs(pairs) + (times / 2) * off)
       if i == j:
-        reach = reach + jnp.sum(sides[i][0] * sides[i][1])
+        sizes = jnp.sum(sides[i][0] * sides[i][1])
+        reach = reach + sizes
+        growth = _growth(a)
+        # 0 times an infinite size would be NaN.
+        grown = grown + growth * sizes if growth else grown
         extent = extent + jnp.sum(sides[i][0] + sides[i][1])
         left_trace = left_trace + jnp.sum(jnp.square(sides[i][0]))
         right_trace = right_trace + jnp.sum(jnp.square(sides[i][1]))
@@ -675,9 +692,9 @@ def gram_length(
     lost = lost * (1 + 2 * longest_row)
   # It is a square, so only rounding can make the sum of pairs negative.
   square = jnp.maximum(total, 0) + eps * size
-  charge = eps + precision.of_sums(total.dtype).growth
+  charge = eps + max(map(_growth, parts))
   more = charge * jnp.sqrt(rows * lost)
-  length = lengths.from_square(square, lost, charge * reach, more)
+  length = lengths.from_square(square, lost, eps * reach + grown, more)
   return RowLengths(_limited(length, reach, reach), extent)
 
 
@@ -690,16 +707,23 @@ def _limited(length: Length, sizes: jax.Array, longest: jax.Array) -> Length:
 
 
 def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:
-  """Bound on the error of a sum of the products of all rows, in units of the sum of their
-  sizes.
+  """Bound on the error of adding the products of all rows, in units of the sum of their sizes.
 
   T products, added in whichever order, with or without fused operations, are off by T eps / 2
-  (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much. An
-  accelerator rounds the operands of the sum, too.
+  (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
   """
   rows = sum(part.right.shape[1] for part in parts)
-  of_additions = (rows + 2) * float(jnp.finfo(dtype).eps) / 2
-  return of_additions + precision.of_sums(dtype).growth
+  return (rows + 2) * float(jnp.finfo(dtype).eps) / 2
+
+
+def _growth(part: RowFactors) -> float:
+  """Returns the most that a clipped sum's product of a row exceeds its size by, as a share of it.
+
+  Rows of a table are added, not multiplied, and added exactly.
+  """
+  if not is_float(part.left):
+    return 0.0
+  return precision.of_sums(trees.at_least_float32(part.right).dtype).growth
 
 
 def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
@@ -711,18 +735,21 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
   from 10,000 rows on.
   """
   sides = [(_row_lengths(p.left), _row_lengths(p.right)) for p in parts]  # [N, T]
+  each = [
+    Length(jnp.sum(left.norm * right.norm), jnp.sum(left.longest * right.longest))
+    for left, right in sides
+  ]
+  sizes = functools.reduce(jnp.add, [rows.norm for rows in each])
+  longest = functools.reduce(jnp.add, [rows.longest for rows in each])
   # The product may be shorter by as much as the sum's is longer.
-  charge = _rounding(parts, product.dtype) + precision.of_sums(product.dtype).growth
-  sizes = functools.reduce(
-    jnp.add, [jnp.sum(left.norm * right.norm) for left, right in sides]
-  )
-  longest = functools.reduce(
-    jnp.add, [jnp.sum(left.longest * right.longest) for left, right in sides]
-  )
+  charges = [_rounding(parts, product.dtype) + 2 * _growth(part) for part in parts]
+  pairs = list(zip(charges, each))
+  charged = functools.reduce(jnp.add, [charge * rows.norm for charge, rows in pairs])
+  most = functools.reduce(jnp.add, [charge * rows.longest for charge, rows in pairs])
   extents = [jnp.sum(left.longest + right.longest) for left, right in sides]
   extent = functools.reduce(jnp.add, extents)
   length = lengths.of(product)  # []
-  rounded = Length(length.norm + charge * sizes, length.longest + charge * longest)
+  rounded = Length(length.norm + charged, length.longest + most)
   return RowLengths(_limited(rounded, sizes, longest), extent)
 
 
@@ -733,12 +760,14 @@ def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
   """
   total = jnp.abs(summed_product(parts, left_size))  # [N, K, P]
   if sum(part.right.shape[1] for part in parts) == 1:
-    return total * (1 + precision.of_sums(total.dtype).growth)
-  charge = max(_rounding(parts, total.dtype), 4 * float(jnp.finfo(total.dtype).eps))
-  allowances = [_with_allowance(part, charge) for part in parts]
+    return total * (1 + _growth(parts[0]))
+  rounding = _rounding(parts, total.dtype)
+  least = 4 * float(jnp.finfo(total.dtype).eps)
+  charges = [max(rounding + _growth(part), least) for part in parts]
+  allowances = list(map(_with_allowance, parts, charges))
   total = total + summed_product(allowances, left_size)
-  least = [_with_allowance(part, 1 / _MOST_CANCELLED) for part in parts]
-  floor = summed_product(least, left_size)  # [N, K, P]
+  shortest = [_with_allowance(part, 1 / _MOST_CANCELLED) for part in parts]
+  floor = summed_product(shortest, left_size)  # [N, K, P]
   cancels = lengths.scaled(floor).norm > lengths.scaled(total).norm
   return jnp.where(cancels, floor, total)
 

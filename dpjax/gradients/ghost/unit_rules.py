@@ -584,8 +584,11 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
 
   if form is None or not form.plain:
     data, cotangents = call(clipped, args)  # [*loops, B, ...]
-    exactness = precision.of_sums(cotangents[0].dtype).precision
     wide = form is not None
+    exactness = lax.Precision.HIGHEST
+    # The norm of a table's rows is not charged for rounded products.
+    if wide and not form.one_hot:
+      exactness = precision.of_sums(cotangents[0].dtype).precision
     return transpose(batch, seen, data, cotangents, wide=wide, exactness=exactness)
   multiplied = functools.partial(_multiplied, form)
   # For so few numbers a branch costs more than the pass that it saves.

@@ -163,7 +163,9 @@ def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
 
 
 def _mergeable(sites, forms) -> bool:
-  """Whether all sites see the leaf as the same matrix, perhaps transposed."""
+  """Whether all sites see the leaf as the same matrix, perhaps transposed, in one precision."""
+  if len(row_forms.precisions(sites)) > 1:
+    return False
   if any(form.width for form in forms):
     return _same_blocks(sites, forms)
   matrices = all(

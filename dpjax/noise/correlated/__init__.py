@@ -23,6 +23,7 @@ if TYPE_CHECKING:
   from dpjax.noise.correlated.draw import add_correlated as add_correlated
   from dpjax.noise.correlated.draw import init as init
   from dpjax.noise.correlated.inverse import BandInvMf as BandInvMf
+  from dpjax.noise.correlated.inverse import Bifr as Bifr
   from dpjax.noise.correlated.inverse import Bisr as Bisr
   from dpjax.noise.correlated.inverse import InverseBanded as InverseBanded
   from dpjax.noise.correlated.inverse import LambdaCgd as LambdaCgd

@@ -33,6 +33,7 @@ from dpjax import trees, validate
 from dpjax.noise.correlated import series
 from dpjax.noise.correlated.strategies import Correlation, Redrawn, zeros
 from dpjax.noise.correlated.toeplitz import BandState, filtered
+from dpjax.parallel import made_for
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
@@ -40,6 +41,8 @@ from dpjax.validate import UserError
 _MOST_BANDS = 4096
 # Copies of the parameters up to this size are kept: they cost less than redrawing.
 _KEPT_BYTES = 2**26
+# Most draws of leaves that an accelerator's program writes out: each takes .2 s to compile.
+_UNROLLED = 128
 # Bandwidths to try where none is given: powers of two.
 _TRIED = tuple(2**power for power in range(1, 7))
 # Least ratio between two gaps of a falling column; 0 has no logarithm.
@@ -100,6 +103,25 @@ class InverseBanded:
     # (1 - x)^{1/2} = (1 - x) (1 - x)^{-1/2}: differences of falling numbers, none positive.
     root = series.square_root(bands)
     return cls(tuple(np.diff(root, prepend=0.0)), redraw)
+
+  @classmethod
+  def fractional_root(
+    cls, bands: int, gamma: float, *, redraw: bool | None = None
+  ) -> InverseBanded:
+    """The first coefficients of (1 - x)^gamma: banded inverse fractional root, gamma-BIFR (Kalinin
+    et al. 2026, arXiv:2605.18379).
+
+    Two bands are DP-lambda-CGD of lambda = gamma, and gamma = 1/2 is `square_root`. 0 is white
+    noise. The first coefficients of C are those of (1 - x)^{-gamma}, which fall.
+
+    >>> InverseBanded.fractional_root(3, 0.75).coefficients
+    (1.0, -0.75, -0.09375)
+    """
+    validate.integer_in(1, _MOST_BANDS, bands=bands)
+    validate.share(gamma=gamma)
+    lags = np.arange(1, bands)
+    ratios = (lags - 1 - gamma) / lags
+    return cls((1.0, *np.cumprod(ratios)), redraw)
 
   @classmethod
   @functools.lru_cache(maxsize=32)
@@ -204,21 +226,40 @@ class InverseBanded:
     # A sum that starts from NaN is NaN.
     start = trees.only_where(memory.mark == self._mark(onto), onto, changed)
 
+    def with_draw(age: jax.Array, factor: jax.Array, total: ArrayTree) -> Any:
+      new = white(draws - age)
+      return jax.tree.map(lambda held, z: held + factor.astype(z.dtype) * z, total, new)
+
+    if made_for.platform() != "cpu":
+      many = bands * len(jax.tree.leaves(onto)) > _UNROLLED
+
+      def add_always(place: jax.Array | int, total: ArrayTree) -> Any:
+        # Before the first step there is no noise: any draw, times 0. A GPU's program would wait
+        # for the host at a branch.
+        age = jnp.int32(bands - 1) - place
+        past = jnp.minimum(age, draws)
+        return with_draw(past, jnp.where(age <= draws, weights[age], 0), total)
+
+      if many:
+        return jax.lax.fori_loop(0, bands, add_always, start)
+      # One after the other they are one fusion, which holds no draw in memory.
+      return functools.reduce(
+        lambda total, place: add_always(place, total), range(bands), start
+      )
+
     def add(place: jax.Array, total: ArrayTree) -> Any:
       # The oldest first and the newest last: given earlier noise, the last sum rounds as that of
       # white noise does. A buffer for the noise alone would be one more copy of the parameters.
       age = bands - 1 - place
-
-      def with_draw(total: ArrayTree) -> Any:
-        factor = weights[age]
-        return jax.tree.map(
-          lambda held, new: held + factor.astype(new.dtype) * new, total, white(draws - age)
-        )
-
       # A branch, for two reasons. Steps before the first have no noise. And XLA moves
       # constants out of a loop, here the counters of all random bits: 24 bytes for each
       # parameter. It moves nothing out of a branch.
-      return jax.lax.cond(age <= draws, with_draw, lambda total: total, total)
+      return jax.lax.cond(
+        age <= draws,
+        functools.partial(with_draw, age, weights[age]),
+        lambda total: total,
+        total,
+      )
 
     # A loop, not a sum of parallel draws, so that one draw is in memory at a time.
     return jax.lax.fori_loop(0, bands, add, start)
@@ -389,6 +430,40 @@ class Bisr:
       return inverse_loss(-np.array(strategy.coefficients[1:]), run)[0]
 
     return min(strategies, key=loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bifr:
+  """`InverseBanded.fractional_root`; without a gamma, with the one of the least error.
+
+  >>> Bifr(bands=3, gamma=0.5).make(num_steps=10, min_sep=2).coefficients
+  (1.0, -0.5, -0.125)
+  """
+
+  bands: int = 4
+  gamma: float | None = None
+  objective: str = "mean"  # mean | max squared error of the prefix sums, to choose gamma by
+  redraw: bool | None = None  # draw earlier noise again; none: where copies take over 64 MB
+
+  def __post_init__(self):
+    validate.integer_in(1, _MOST_BANDS, bands=self.bands)
+    validate.share(gamma=0.0 if self.gamma is None else self.gamma)
+    validate.one_of(series.OBJECTIVES, objective=self.objective)
+
+  def make(self, num_steps: int, min_sep: int) -> Correlation:
+    """The strategy of a run."""
+    run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), self.objective)
+
+    def strategy(gamma: float) -> InverseBanded:
+      return InverseBanded.fractional_root(self.bands, gamma, redraw=self.redraw)
+
+    def loss(gamma: float) -> float:
+      return inverse_loss(-np.array(strategy(gamma).coefficients[1:]), run)[0]
+
+    if self.gamma is not None:
+      return strategy(self.gamma)
+    best = optimize.minimize_scalar(loss, bounds=(0, 1), method="bounded")
+    return strategy(float(best.x))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dpjax.noise import NoiseShape, correlated, source
 from dpjax.noise.correlated import inverse, series
 from dpjax.noise.correlated.toeplitz import BandState
 from dpjax.noise.gaussian import gaussian
+from dpjax.parallel import targets
 from dpjax.validate import UserError
 
 _COEFFICIENTS = (1.0, -0.5, -0.25, -0.125)
@@ -276,7 +277,8 @@ def test_the_gradient_is_that_of_the_loss():
 
 
 @pytest.mark.parametrize(
-  "strategy", [correlated.Bisr, correlated.BandInvMf, correlated.LambdaCgd]
+  "strategy",
+  [correlated.Bisr, correlated.Bifr, correlated.BandInvMf, correlated.LambdaCgd],
 )
 def test_sensitivities_agree_with_jax_privacys(strategy):
   toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
@@ -301,6 +303,60 @@ def test_four_optimised_draws_beat_sixteen_of_the_square_root_and_two_beat_white
   assert four < two < root < 0.36 * white
   # Where C has as many bands as a pass has steps, columns do not meet: nothing here is better.
   assert error(correlated.BandedToeplitz.optimized(num_steps=300, bands=15)) < four
+
+
+@pytest.mark.parametrize("unrolled", [0, 128])
+def test_an_accelerators_program_draws_the_same_noise(monkeypatch, unrolled):
+  """Neither a branch nor, for few draws, a loop: a GPU's program would wait for the host."""
+  monkeypatch.setattr(inverse, "_UNROLLED", unrolled)
+  strategy = correlated.InverseBanded.square_root(4, redraw=True)
+  zeros = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(2)}
+
+  def steps(key):
+    state = correlated.init(key, strategy, zeros)
+    rows = []
+    for _ in range(6):
+      row, state = correlated.add_correlated(
+        state, zeros, 2.0, correlation=strategy, num_steps=6
+      )
+      rows.append(row)
+    return rows
+
+  key = jax.random.key(3)
+  here = jax.jit(steps)(key)
+  with targets.compiling_for(targets.parse("gpu:h100:1")):
+    there = jax.jit(lambda key: steps(key))(key)
+    text = str(jax.make_jaxpr(lambda key: steps(key))(key))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), here, there)
+  assert float(jnp.abs(here[5]["w"]).max()) > 0.1
+  assert ("cond[" in text) is False
+  assert ("while[" in text or "scan[" in text) == (not unrolled)
+
+
+def test_fractional_roots_hold_both_families_that_they_generalise():
+  half = correlated.InverseBanded.fractional_root(9, 0.5)
+  root = correlated.InverseBanded.square_root(9)
+  np.testing.assert_allclose(half.coefficients, root.coefficients, rtol=1e-6)
+  two = correlated.Bifr(bands=2, gamma=0.7).make(100, 10)
+  assert two == correlated.LambdaCgd(decay=0.7).make(100, 10)
+  # Two fractional roots are a whole one: (1 - x)^.3 (1 - x)^.7 = 1 - x.
+  powers = [correlated.InverseBanded.fractional_root(6, g).coefficients for g in (0.3, 0.7)]
+  np.testing.assert_allclose(np.convolve(*powers)[:6], [1, -1, 0, 0, 0, 0], atol=1e-6)
+  assert not any(correlated.InverseBanded.fractional_root(5, 0.0).coefficients[1:])
+
+
+@pytest.mark.parametrize("run", [(300, 15), (800, 800)])
+def test_a_fractional_root_lies_between_the_square_root_and_the_best_coefficients(run):
+  numbers = inverse._Run(*run, inverse._participations(*run), "mean")
+
+  def loss(strategy):
+    tail = -np.array(strategy.make(*run).coefficients[1:])
+    return inverse.inverse_loss(tail, numbers)[0]
+
+  best = loss(correlated.BandInvMf(bands=4))
+  assert best <= loss(correlated.Bifr(bands=4)) < loss(correlated.Bisr(bands=4))
+  for gamma in np.linspace(0.05, 0.95, 19):
+    assert loss(correlated.Bifr(bands=4)) <= loss(correlated.Bifr(bands=4, gamma=gamma))
 
 
 # --- what nobody has proved
@@ -362,6 +418,8 @@ def test_balls_in_bins_are_proved_without_a_band():
     (lambda: correlated.Bisr(bands=0), "bands=0"),
     (lambda: correlated.BandInvMf(bands=10**6), "bands=1000000"),
     (lambda: correlated.LambdaCgd(decay=1.0), "decay=1.0"),
+    (lambda: correlated.Bifr(gamma=1.0), "gamma=1.0"),
+    (lambda: correlated.InverseBanded.fractional_root(3, -0.1), "gamma=-0.1"),
     (lambda: correlated.LambdaCgd(objective="avg"), "objective='avg'"),
   ],
 )
@@ -402,7 +460,7 @@ def test_earlier_noise_under_the_present_key_is_refuted_and_the_honest_one_stand
 
 def test_every_strategy_of_the_registry_is_played():
   names = " ".join(game.name for game in _games(correlated.InverseBanded))
-  assert all(kind in names for kind in ("BandInvMf", "Bisr", "LambdaCgd"))
+  assert all(kind in names for kind in ("BandInvMf", "Bifr", "Bisr", "LambdaCgd"))
 
 
 def test_a_release_adds_the_whole_row_to_the_data_at_once(monkeypatch):
