@@ -67,12 +67,26 @@ class Question(NamedTuple):
   @property
   def size(self) -> sampling.Sizing:
     """Numbers that size the sampler."""
-    return sampling.Sizing(
-      sampling_prob=self.sampling_prob or 0.0,
-      num_examples=self.num_examples or 0,
-      capacity=self.capacity,
-      num_selected=self.num_selected,
-    )
+    return size_of(self)
+
+
+def size_of(numbers: Any) -> sampling.Sizing:
+  """Returns what is known of the size of a sampler.
+
+  Args:
+    numbers: a question, or flags: `sampling_prob`, `num_examples`, `capacity` and `num_selected`,
+      each of them None where it is not known.
+
+  >>> asked = Question(2.0, None, 1, None, 1e-5, "none", "add_or_remove_one", ("pld",))
+  >>> size_of(asked).sampling_prob, size_of(asked._replace(num_examples=9)).num_examples
+  (0.0, 9)
+  """
+  return sampling.Sizing(
+    sampling_prob=numbers.sampling_prob or 0.0,
+    num_examples=numbers.num_examples or 0,
+    capacity=numbers.capacity,
+    num_selected=numbers.num_selected,
+  )
 
 
 def _sampler(question: Question) -> sampling.Sampler | None:

@@ -310,13 +310,13 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
   kind = sampling.SAMPLERS[values.sampler]
   if prob is not None:
     validate.probability(sampling_prob=prob)
-    kind.check_prob(_size(values, prob))
+    kind.check_prob(solve.size_of(values))
     # For batches of a fixed size it is that of the whole batch which training would draw.
     whole = kind.takes_whole_passes
     return prob if whole else kind.nearest_prob(prob, values.num_examples or 0)
   if not kind.takes_whole_passes:
     return None
-  times = kind.times_per_pass(_size(values))
+  times = kind.times_per_pass(solve.size_of(values))
   if values.num_steps is None:
     raise UserError(
       f"must be given for {values.sampler}, {times} / the steps of a pass, or "
@@ -328,20 +328,11 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
   return times / values.num_steps
 
 
-def _size(values: Any, prob: float = 0.0) -> sampling.Sizing:
-  """Returns what is known of the size of the sampler."""
-  return sampling.Sizing(
-    sampling_prob=prob,
-    num_examples=values.num_examples or 0,
-    num_selected=values.num_selected,
-  )
-
-
 def _of_passes(values: Any, kind: type[sampling.Sampler]) -> float:
   """Returns the probability of a sampler in passes, with a mean batch equal or closest to
   --batch_size."""
   batch_size = values.batch_size
-  times = kind.times_per_pass(_size(values))
+  times = kind.times_per_pass(solve.size_of(values))
   drawn = times * values.num_examples
   steps = max(times, round(drawn / batch_size))
   # Whole steps change the mean batch slightly. A whole example is more than rounding.

@@ -81,12 +81,10 @@ def get(name: str = "config", **more: Any) -> Any:
   file = config = load(flag_text, _KINDS[name].config, name=f"--{name}")
   # The code of the run is tracked from this file on.
   run_code.begin_at(str(_file_of(flag_text, f"--{name}={flag_text}")))
-  steps = []
-  # Whole sections come first, or they would undo their own fields.
-  for path in sorted(_overridden(name), key=lambda path: path.count(".")):
-    text = str(flags.FLAGS[f"{name}.{path}"].value)
-    config = fields.override(config, path, text, name=f"--{name}")
-    steps.append((path, config))
+  texts = {path: str(flags.FLAGS[f"{name}.{path}"].value) for path in _overridden(name)}
+  steps = fields.override_all(config, texts, name=f"--{name}")
+  if steps:
+    (_, config) = steps[-1]
   for path, value in more.items():
     config = fields.replace(config, path, value)
     steps.append((path, config))

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from dpjax import validate
 from dpjax.accounting.attack_bounds import AttackBound
-from dpjax.accounting.epsilon import Counting, privacy_profile
+from dpjax.accounting.epsilon import Counting, coarse_grid, privacy_profile
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.event_kinds.composition import composed
 from dpjax.accounting.event_kinds.kind import DpEvent
@@ -26,6 +26,10 @@ MIN_NOISE_MULTIPLIER = 1e-2
 MAX_NOISE_MULTIPLIER = 1e6
 MIN_SAMPLING_PROB = 1e-9
 MAX_NUM_STEPS = 10_000_000
+
+# The name of a cost on a coarse grid of losses, and how often it may suggest an answer.
+_COARSE = "coarse"
+_MOST_GUESSES = 4
 
 _Cost = Callable[[float], float]  # parameter -> epsilon
 
@@ -128,19 +132,18 @@ def noise_of_profile(
 
   @functools.cache
   def cost_by(name: str) -> _Cost:
+    by = "" if name == _COARSE else name
     # The search asks for the ends of its bracket again and again.
-    return functools.cache(lambda z: attack.cost(make_profile(z, name), delta))
+    return functools.cache(
+      _on_coarse_grid_if(name, lambda z: attack.cost(make_profile(z, by), delta))
+    )
 
   # Costs are differences of rates. One ulp less, so that the rates themselves keep the
   # bound.
   limit = attack.limit * (1 - 1e-12)
   low = MIN_NOISE_MULTIPLIER
   high = MAX_NOISE_MULTIPLIER
-  search = functools.partial(_least, low=low, high=high, target=limit)
-  # Of the target, `_from_rdp` reads only the accountant.
-  by: Any = {"accountant": accountant}
-  start = _from_rdp(lambda: search(cost_by("rdp"), start=1.0, tol=0.01), 1.0, by)
-  answer = search(cost_by(""), start=start, tol=tol)
+  answer = _least_guided(cost_by, accountant, low=low, high=high, target=limit, tol=tol)
   if answer is None:
     raise Unreachable(
       f"unreachable, even noise_multiplier={high:g} leaves an attacker "
@@ -184,7 +187,10 @@ def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
   run = functools.partial(composed, step_event)
   by = _costs(run, 0.5, **target)
   search = functools.partial(_most_steps, target=target["epsilon"])
-  answer = search(by(""), _from_rdp(lambda: search(by("rdp"), 1), 1, target))
+  start = _from_rdp(lambda: search(by("rdp"), 1), target.get("accountant"))
+  if start is None:
+    start = search(by(_COARSE), 1) or 1
+  answer = search(by(""), start)
   if answer == 0:
     raise _unreachable("one step costs", by("")(1), target)
   if answer >= MAX_NUM_STEPS:
@@ -206,29 +212,42 @@ def _costs(
   **options: Any,
 ) -> Callable[[str], _Cost]:
   """Checks the target and returns accountant -> (parameter -> epsilon), with values cached.
-  The name "" means the accountant of the target."""
+  The name "" means the accountant of the target, and _COARSE that one on a coarse grid."""
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
 
   @functools.cache
   def cost_by(name: str) -> _Cost:
-    by = {"delta": delta, "accountant": name or accountant, **options}
+    known = accountant if name in ("", _COARSE) else name
+    by = {"delta": delta, "accountant": known, **options}
     # The search asks for the ends of its bracket again and again.
-    return functools.cache(lambda parameter: epsilon_of(make_event(parameter), **by))
+    return functools.cache(
+      _on_coarse_grid_if(name, lambda parameter: epsilon_of(make_event(parameter), **by))
+    )
 
   return cost_by
 
 
-def _from_rdp(search: Callable[[], Any], otherwise: Any, target: Target) -> Any:
-  """Returns the start of a search: the result of the faster and looser RDP, or `otherwise` if
-  RDP does not know the event."""
-  if target.get("accountant") == "rdp":
-    return otherwise
+def _on_coarse_grid_if(name: str, cost: _Cost) -> _Cost:
+  if name != _COARSE:
+    return cost
+
+  def rough(parameter: Any) -> float:
+    with coarse_grid():
+      return cost(parameter)
+
+  return rough
+
+
+def _from_rdp(search: Callable[[], Any], accountant: str | None) -> Any:
+  """Returns the result of a search by the faster and looser RDP, 1 where it says nothing or is
+  the accountant itself; None if RDP does not know the event."""
+  if accountant == "rdp":
+    return 1
   try:
-    return search() or otherwise
-  # RDP may not know the event. Then the accountant that was asked for decides alone.
+    return search() or 1
   except UserError:
-    return otherwise
+    return None
 
 
 class Unreachable(UserError):
@@ -248,28 +267,73 @@ def _solved(
 ) -> float:
   """The least parameter in [low, high] whose run costs at most the target."""
   by = _costs(make_event, tol, **target)
-  search = functools.partial(_least, low=low, high=high, target=target["epsilon"])
-  start = _from_rdp(lambda: search(by("rdp"), start=1.0, tol=0.01), 1.0, target)
-  answer = search(by(""), start=start, tol=tol)
+  answer = _least_guided(
+    by, target.get("accountant"), low=low, high=high, target=target["epsilon"], tol=tol
+  )
   if answer is None:
     raise _unreachable(last, by("")(high), target)
   return answer
 
 
+def _least_guided(
+  cost_by: Callable[[str], _Cost],
+  accountant: str | None,
+  *,
+  low: float,
+  high: float,
+  target: float,
+  tol: float,
+) -> float | None:
+  """Returns `_least` of `cost_by("")`, with a start by a quicker cost.
+
+  Guarantee: what the quicker cost says decides nothing. The answer was asked of `cost_by("")`.
+  """
+  cost = cost_by("")
+  search = functools.partial(_least, low=low, high=high)
+  start = _from_rdp(
+    lambda: search(cost_by("rdp"), start=1.0, target=target, tol=0.01), accountant
+  )
+  if start is not None:
+    return search(cost, start=start, target=target, tol=tol)
+  # Only distributions of losses account for such an event. They are quicker on a coarse grid.
+  coarse = cost_by(_COARSE)
+  aim = target
+  start = 1.0
+  # Later guesses are near the first one.
+  first_steps = [1.1, *(1.003,) * (_MOST_GUESSES - 1)]
+  for first_step in first_steps:
+    guess = search(coarse, start=start, target=aim, tol=tol / 4, first_step=first_step)
+    if guess is None or not 0 < cost(guess) < math.inf:
+      break
+    start = guess
+    if target * (1 - tol) <= cost(guess) <= target:
+      return guess
+    # The coarse cost is too large by a factor that changes slowly.
+    aim = target * (1 - tol / 2) * coarse(guess) / cost(guess)
+  return search(cost, start=start, target=target, tol=tol)
+
+
 def _least(
-  cost: _Cost, *, start: float, low: float, high: float, target: float, tol: float
+  cost: _Cost,
+  *,
+  start: float,
+  low: float,
+  high: float,
+  target: float,
+  tol: float,
+  first_step: float = 1.1,
 ) -> float | None:
   """The least x in [low, high] with cost(x) <= target, for a falling cost; or None."""
   private = unsafe = min(max(start, low), high)
   # The step is squared each time: a good start needs few trials, a bad one a few more.
-  step = 1.1
+  step = first_step
   while cost(private) > target:
     if private >= high:
       return None
     unsafe = private
     private = min(private * step, high)
     step = step**2
-  step = 1.1
+  step = first_step
   while cost(unsafe) <= target:
     if unsafe <= low:
       return unsafe

@@ -17,9 +17,11 @@ here and `_RDP_ROUNDING` in `event_kinds.kind`.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypedDict, Unpack
 
 import dp_accounting as dpa
@@ -60,6 +62,9 @@ _INTERVAL = 4e-4
 _WIDEST = 100.0
 # Points of one step's grid, and of the composed grid: a bound on memory.
 _MAX_POINTS = (2e5, 4e6)
+# A power of two, by which `coarse_grid` widens the grid.
+_COARSER = 8.0
+_widened = contextvars.ContextVar("widened", default=1.0)
 
 
 def epsilon(
@@ -245,6 +250,24 @@ def epsilon_curve(
   return np.array(each, float)
 
 
+@contextlib.contextmanager
+def coarse_grid() -> Iterator[None]:
+  """Widens the grid of losses, for searches that need many costs quickly.
+
+  Guarantee: costs remain upper bounds, which hold on any grid. They are up to a per cent looser.
+
+  >>> with coarse_grid():
+  ...   rough = epsilon(dpa.GaussianDpEvent(2.0), delta=1e-5)
+  >>> round(rough / epsilon(dpa.GaussianDpEvent(2.0), delta=1e-5), 2)
+  1.0
+  """
+  token = _widened.set(_COARSER)
+  try:
+    yield
+  finally:
+    _widened.reset(token)
+
+
 # --- Renyi DP
 
 
@@ -358,7 +381,8 @@ def _pld_rounding(steps: Parts) -> float:
 
 def _pld(steps: Parts) -> pld_lib.PrivacyLossDistribution:
   # A dict has no hash, and the cache needs one.
-  return _pld_of(tuple((type(part), part, times) for part, times in steps.items()))
+  parts = tuple((type(part), part, times) for part, times in steps.items())
+  return _pld_of(parts, _interval(steps))
 
 
 # Few entries, since one can hold millions of points. Replacing asks for the same run at
@@ -366,10 +390,10 @@ def _pld(steps: Parts) -> pld_lib.PrivacyLossDistribution:
 @functools.lru_cache(maxsize=2)
 def _pld_of(
   steps: tuple[tuple[type, DpEvent, int], ...],
+  interval: float,
 ) -> pld_lib.PrivacyLossDistribution:
   # Classes are part of the caches' keys: a user's event may claim equality with another
   # one.
-  interval = _interval({part: times for _, part, times in steps})
   ones = [(_pld_one(cls, part, interval), times) for cls, part, times in steps]
   each = [pld if times == 1 else pld.self_compose(times) for pld, times in ones]
   return functools.reduce(lambda left, right: left.compose(right), each)
@@ -398,4 +422,4 @@ def _interval(steps: Parts) -> float:
     1e-6, min(_INTERVAL, finest), widest / _MAX_POINTS[0], composed_width / _MAX_POINTS[1]
   )
   # Powers of two, so that the distribution of one step is found in the cache again.
-  return _INTERVAL * 2.0 ** math.ceil(math.log2(wanted / _INTERVAL))
+  return _widened.get() * _INTERVAL * 2.0 ** math.ceil(math.log2(wanted / _INTERVAL))

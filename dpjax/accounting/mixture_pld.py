@@ -20,6 +20,8 @@ from scipy import special, stats
 _TAIL = 10.0
 _LEAST_MASS = 1e-23
 _NEWTON = 100
+# Losses of a long grid between two of which the thresholds are found first.
+_KNOT_DISTANCE = 256
 _MOST_COUNTS = 256
 # Above so many numbers those that are rarer than delta can tell are taken together.
 _FEW = 16
@@ -114,30 +116,72 @@ def largest_loss(*, chances: np.ndarray, shifts: np.ndarray) -> float:
   return _losses(np.array([high]), np.log(chances), shifts).item()
 
 
-def _exponents(
-  points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
-) -> np.ndarray:
-  """log(p_i N(s_i) / N(0)) at each point, [n, k]."""
-  return log_chances + shifts * points[:, None] - shifts**2 / 2
-
-
 def _losses(points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-  return np.asarray(special.logsumexp(_exponents(points, log_chances, shifts), axis=1))
+  losses, _ = _losses_and_slopes(points, log_chances, shifts)
+  return losses
+
+
+def _losses_and_slopes(
+  points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """The loss L at each point and its derivative there, [n] each."""
+  # log(p_i N(s_i) / N(0)); one row for each shift, so that the sums run over long rows.
+  exponents = (log_chances - shifts**2 / 2)[:, None] + shifts[:, None] * points
+  largest = exponents.max(axis=0)
+  # Relative to the largest, so that nothing overflows.
+  shares = np.exp(exponents - largest)
+  sums = shares.sum(axis=0)
+  return largest + np.log(sums), (shifts @ shares) / sums
 
 
 def _thresholds(
   losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Points at which the loss has these values; far outside where it never does, [n]."""
+  """Points at which the loss has these values; far outside where it never does, [n].
+
+  Args:
+    losses: rising or falling, [n].
+  """
   far = shifts[-1] + 2 * _TAIL
-  points = np.full(len(losses), far)
+  starts = np.full(len(losses), far)
+  if len(losses) > 4 * _KNOT_DISTANCE:
+    # Newton's method from far away takes some twenty steps, from nearby three.
+    rising = losses[0] <= losses[-1]
+    ordered = losses if rising else losses[::-1]
+    starts = _starts_above(ordered, log_chances, shifts)
+    starts = starts if rising else starts[::-1]
+  return _newton(starts, losses, log_chances, shifts)
+
+
+def _starts_above(
+  losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
+) -> np.ndarray:
+  """Points that lie above the thresholds of rising losses, but not far, [n]."""
+  far = shifts[-1] + 2 * _TAIL
+  places = np.arange(0, len(losses), _KNOT_DISTANCE)
+  knots = _newton(np.full(len(places), far), losses[places], log_chances, shifts)
+  knot_losses, knot_slopes = _losses_and_slopes(knots, log_chances, shifts)
+  before = np.arange(len(losses)) // _KNOT_DISTANCE
+  # L is convex: a tangent lies below it, so it reaches a loss at a point above the threshold.
+  with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    tangents = knots[before] + (losses - knot_losses[before]) / knot_slopes[before]
+  # L rises: the threshold of a larger loss lies above as well.
+  nexts = np.append(knots, far)[before + 1]
+  # A flat tangent says nothing.
+  tangents = np.where(np.isfinite(tangents), tangents, far)
+  return np.minimum(np.maximum(tangents, knots[before]), nexts)
+
+
+def _newton(
+  points: np.ndarray, losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
+) -> np.ndarray:
+  """Thresholds of the losses, from points above them, [n]."""
+  far = shifts[-1] + 2 * _TAIL
   for _ in range(_NEWTON):
-    exponents = _exponents(points, log_chances, shifts)
-    log_ratios = np.asarray(special.logsumexp(exponents, axis=1))
-    slopes = np.exp(exponents - log_ratios[:, None]) @ shifts
+    values, slopes = _losses_and_slopes(points, log_chances, shifts)
     # Convex and begun from above, so steps lead down and never past the root.
-    with np.errstate(divide="ignore", invalid="ignore"):
-      steps = np.where(slopes > 0, (log_ratios - losses) / slopes, np.inf)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+      steps = np.where(slopes > 0, (values - losses) / slopes, np.inf)
     moved = np.clip(points - np.maximum(steps, 0.0), -far, far)
     if np.allclose(moved, points, rtol=0, atol=1e-12):
       break
@@ -167,7 +211,7 @@ def _deltas(
   """Hockey-stick divergence of P from Q (removed) or of Q from P, at rising epsilons, [n]."""
   sign = 1.0 if removed else -1.0
   at = _thresholds(sign * epsilons, log_chances, shifts)
-  of_p = special.ndtr(sign * (shifts - at[:, None])) @ np.exp(log_chances)
+  of_p = np.exp(log_chances) @ special.ndtr(sign * (shifts[:, None] - at))
   log_q = special.log_ndtr(-sign * at)
   with np.errstate(over="ignore", invalid="ignore"):
     if removed:

@@ -14,7 +14,9 @@ from scipy import stats
 
 import dpjax
 from dpjax import accounting, data, sampling
+from dpjax.accounting import exchanged_copies
 from dpjax.accounting.exchanged_copies import copies, copies_profile
+from dpjax.accounting.mixture_pld import removed_deltas
 from dpjax.validate import UserError
 from tests.accounting.quadrature import COARSE, EPSILONS, GRID, deltas
 
@@ -265,3 +267,52 @@ def test_large_batches_have_a_bound_under_both_relations():
   event = accounting.with_replacement_event(noise, num_examples=10**6, batch_size=1000)
   for relation in (_ADD, _REPLACE):
     assert 0 < accounting.delta(event, epsilon=0.1, neighboring_relation=relation) < 1e-3
+
+
+@pytest.mark.parametrize(
+  "n, b, z, steps, relation, delta, before",
+  [
+    # Epsilons of the slower search for thresholds, which this accounting used before.
+    (60_000, 600, 1.0, 1000, _REPLACE, 1e-5, 18.48023494962465),
+    (1000, 1000, 8.0, 100, _REPLACE, 1e-6, 19.93821802529424),
+    (10, 4, 2.0, 3, _ADD, 1e-4, 7.398479216860903),
+    (9, 4, 0.1, 1, _REPLACE, 1e-5, 3315.0208000012235),
+  ],
+)
+def test_epsilon_is_what_it_was_at_the_same_noise(n, b, z, steps, relation, delta, before):
+  event = accounting.composed(_event(n, b, z), steps)
+  now = accounting.epsilon(event, delta=delta, neighboring_relation=relation)
+  # Rounding of masses on the finest grids scatters by 1e-7.
+  assert now == pytest.approx(before, rel=1e-7)
+
+
+def test_a_long_grid_has_the_deltas_of_single_losses():
+  numbers, chances, _ = copies(5000, 50)
+  pair = {
+    "chances": np.append(1 - chances.sum(), chances),
+    "shifts": np.append(0.0, 2 * numbers / 1.5),
+  }
+  losses = np.linspace(0.0, 12.0, 3000)
+  together = removed_deltas(losses, **pair)
+  for place in range(0, 3000, 251):
+    alone = removed_deltas(losses[place : place + 1], **pair)
+    np.testing.assert_allclose(together[place], alone, rtol=1e-9, atol=1e-18)
+
+
+def test_noise_is_found_by_few_costs_on_the_fine_grid(monkeypatch):
+  points = []
+
+  def counted(epsilons, **numbers):
+    points.append(len(epsilons))
+    return copies_profile(epsilons, **numbers)
+
+  monkeypatch.setattr(exchanged_copies, "copies_profile", counted)
+  target = {"epsilon": 1.0, "delta": 1e-5, "neighboring_relation": _REPLACE}
+  noise = accounting.calibrate_noise_multiplier(
+    lambda z: accounting.composed(_event(1000, 50, z), 100), **target
+  )
+  # A search from 1 on fine grids alone asks for 1.5 million deltas.
+  assert sum(points) < 500_000
+  event = accounting.composed(_event(1000, 50, noise), 100)
+  cost = accounting.epsilon(event, delta=1e-5, neighboring_relation=_REPLACE)
+  assert 1 - 1e-4 <= cost <= 1

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import pathlib
+import subprocess
 import sys
 import types
 
@@ -23,6 +25,7 @@ from dpjax.gradients import RULES, Clip
 from tests import commands
 from tests.runs import leaf_walk
 
+_ROOT = pathlib.Path(__file__).parents[2]
 _LENGTHS = np.concatenate([[0.0], np.geomspace(1e-38, 1e38, 400)]).astype(np.float32)
 _PARAMS = {"w": jnp.ones(3), "b": jnp.zeros(())}
 
@@ -188,3 +191,11 @@ def test_a_new_rule_is_in_configs_sweeps_and_the_walk_over_every_leaf(psac):
     dpjax.validate.UserError, match="privacy.clipping.r='x': must be a number"
   ):
     fields.replace(config, "privacy.clipping.r", "x")
+
+
+def test_a_doctest_that_comes_first_knows_the_rules():
+  # pytest used to load this module again, after its package had, with an empty table of rules.
+  example = "dpjax/gradients/clip.py::dpjax.gradients.clip.Clip"
+  command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", example]
+  result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+  assert "1 passed" in result.stdout, result.stdout + result.stderr

@@ -21,12 +21,19 @@ from configs.secure import quickstart as secure_quickstart
 from dpjax import data, noise, run_code
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build as attack_build
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.pate import build as pate_build
+from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure import build as secure_build
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.synthesis import build as synthesis_build
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import checkpoint, config_names, loop, run_keys
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import experiment, grid
@@ -404,3 +411,28 @@ def test_a_sweep_on_changed_data_does_not_keep_what_it_had(tmp_path):
 def test_a_number_beyond_every_float_has_its_own_name():
   """One of a result.json that somebody edited."""
   assert config_names.canonical(10**400) != config_names.canonical(10**400 + 1)
+
+
+@pytest.mark.parametrize(
+  ("config", "digest", "section"),
+  [
+    (TrainConfig(), build.digest, "data."),
+    (FedConfig(), federate_build.digest, "data."),
+    (PateConfig(), pate_build.digest, ""),
+    (SynthesisConfig(), synthesis_build.digest, ""),
+    (RelevanceConfig(), relevance_build.digest, "data."),
+    (SecureConfig(), secure_build.digest, "train.data."),
+    (AttackConfig(), attack_build.digest, "train.data."),
+  ],
+)
+def test_where_data_lie_is_no_part_of_a_runs_name(config, digest, section):
+  places = config_names.PLACES if section else config_names.PLACES[:1]
+  moved = fields.replace_all(config, {f"{section}{name}": "/elsewhere" for name in places})
+  assert moved != config and digest(moved) == digest(config)
+  data_name = f"{section}name" if section else "dataset"
+  assert digest(fields.replace(config, data_name, "mnist")) != digest(config)
+
+
+def test_a_field_of_that_name_elsewhere_is_part_of_a_runs_name():
+  kept = {"model": {"options": {"data_dir": 1}}, "data": {"options": {"data_dir": 1}}}
+  assert config_names.without_places(kept) == kept

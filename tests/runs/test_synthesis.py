@@ -267,8 +267,19 @@ def test_two_networks_cost_the_steps_of_the_critic_and_go_on_where_they_stopped(
     ({"num_frequencies": 9}, "num_frequencies=9: would be ignored"),
     ({"noise_multiplier": 1.0}, "noise_multiplier=1.0: would be ignored"),
     ({"num_steps": 7}, "num_steps=7: would be ignored"),
+    (
+      {"neighboring_relation": "replace_one"},
+      "^neighboring_relation='replace_one': must be 'add_or_remove_one' with method='wgan_gp'",
+    ),
   ],
 )
 def test_what_two_networks_do_not_read_is_refused(changes, words):
   with pytest.raises(UserError, match=words):
     check(_two_networks(**changes))
+
+
+def test_what_the_data_show_to_be_wrong_names_the_field_of_the_config(sides, tmp_path):
+  config = _two_networks()
+  config.method = dataclasses.replace(config.method, batch_size=10**6)
+  with pytest.raises(UserError, match="^method.batch_size=1000000: must be <="):
+    loop.train(config, tmp_path, data=sides)

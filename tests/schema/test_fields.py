@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
 import pytest
 
 from dpjax.experiments.config import fields, optimizers
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.gradients import Automatic, Flat
 from dpjax.validate import UserError
@@ -237,3 +241,47 @@ def test_a_typo_in_a_config_file_is_not_dropped(config, room, typo):
   setattr(getattr(made, room) if room else made, typo, 1)
   with pytest.raises(UserError, match=f"{typo}: no such field.*did you mean"):
     fields.check(made, config, "config")
+
+
+@pytest.mark.parametrize(
+  "kind, chosen, fixed",
+  [
+    # Each new value is refused beside the default of the other one.
+    (FedConfig, {"secure_sum": "committee"}, {"num_members": "3", "colluding": "1"}),
+    (FedConfig, {"secure_sum": "committee"},
+     {"num_members": "9", "colluding": "6", "packed": "3"}),
+    (SecureConfig, {"protocol": "committee"}, {"num_members": "2", "colluding": "1"}),
+    (SecureConfig, {"protocol": "plain"}, {"bits": "32", "largest": "4294967295"}),
+    (SecureConfig, {"task": "sum"}, {"num_clients": "30", "silent": "29"}),
+    (RelevanceConfig, {"lrp": None}, {"low": "7", "high": "8"}),
+    (AttackConfig, {"attack": "extraction"}, {"labels_only": "true", "decimals": "none"}),
+  ],
+)  # fmt: skip
+def test_fields_are_checked_against_each_other_when_all_are_set(kind, chosen, fixed):
+  (section, word) = next(iter(chosen.items()))
+  texts = {f"{section}.{field}": text for field, text in fixed.items()}
+  whole = {} if word is None else {section: word}
+  results = [
+    fields.override_all(kind(), {**dict(order), **whole})[-1][1]
+    for order in itertools.permutations(texts.items())
+  ]
+  assert all(result == results[0] for result in results)
+  values = {path: fields.get(results[0], path) for path in texts}
+  assert values != {path: fields.get(kind(), path) for path in texts}
+  # Rows of a table and of a sweep, too.
+  for order in itertools.permutations(values.items()):
+    assert fields.replace_all(kind(), {**dict(order), **whole}) == results[0]
+
+
+def test_what_contradicts_itself_is_refused_in_any_order():
+  texts = {"secure_sum.num_members": "3", "secure_sum.colluding": "3"}
+  for order in itertools.permutations(texts.items()):
+    with pytest.raises(UserError, match="config.secure_sum.colluding=3"):
+      fields.override_all(FedConfig(), {"secure_sum": "committee", **dict(order)})
+  for texts, message in (
+    ({"seed": "1", "num_rounds": "x"}, "config.num_rounds='x': must be an integer"),
+    ({"secure_sum.colluding": "1", "secure_sum.": "2"}, "must not end in a dot"),
+    ({"secure_sum.nothing": "1"}, "config.secure_sum.nothing: 'none' has no such field"),
+  ):
+    with pytest.raises(UserError, match=message):
+      fields.override_all(FedConfig(), texts)

@@ -462,7 +462,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
     elif name != "audit" or config.audit.enabled:
       for inner in (field.name for field in dataclasses.fields(part)):
         # The location of the data does not affect the run.
-        if inner not in ("data_dir", "declaration"):
+        if inner not in config_names.PLACES:
           for changed in _changed(value[inner]):
             other = dataclasses.replace(part, **{inner: changed})  # type: ignore
             yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})

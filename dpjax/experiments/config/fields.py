@@ -93,24 +93,23 @@ def replace(config: Any, path: str, value: Any, *, name: str = "config") -> Any:
   dpjax.validate.UserError: config.num_steps=2.5: must be an integer
   """
 
-  def change(hint: Any, at: str, old: Any) -> Any:
-    return check(_continued(value, hint, old), hint, at)
-
-  return _update(config, path, change, name)
+  return replace_all(config, {path: value}, name=name)
 
 
 def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config") -> Any:
-  """Replaces several dotted fields in order; whole values before the fields inside them.
+  """Replaces several dotted fields at once; whole values before the fields inside them.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> config = replace_all(TrainConfig(), {"privacy.epsilon": 8, "num_steps": 3})
   >>> config.privacy.epsilon, config.num_steps
   (8.0, 3)
   """
-  # A whole value set later would undo fields set inside it.
-  for path in sorted(values, key=lambda path: path.count(".")):
-    config = replace(config, path, values[path], name=name)
-  return config
+
+  def change_to(value: Any) -> _Change:
+    return lambda hint, at, old: check(_continued(value, hint, old), hint, at)
+
+  changes = {path: change_to(value) for path, value in values.items()}
+  return _update(config, changes, name)
 
 
 def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
@@ -126,13 +125,52 @@ def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
   {'width': 64}
   """
 
+  return _update(config, {path: _change_to_text(text)}, name)
+
+
+def override_all(
+  config: Any, texts: Mapping[str, str], *, name: str = "config"
+) -> list[tuple[str, Any]]:
+  """Overrides several dotted fields; the order of the texts does not matter.
+
+  Returns:
+    (dotted name, config that has it) of each text, whole values before the fields inside them.
+
+  >>> from dpjax.experiments.kinds.federated.config import FedConfig
+  >>> texts = {"secure_sum.num_members": "3", "secure_sum.colluding": "1"}
+  >>> steps = override_all(FedConfig(), {**texts, "secure_sum": "committee"})
+  >>> steps[-1][1].secure_sum.num_members
+  3
+  """
+  steps: list[tuple[str, Any]] = []
+  # A whole value set later would undo fields set inside it.
+  waiting = sorted(texts, key=lambda path: path.count("."))
+  while waiting:
+    together = waiting[:1]
+    try:
+      changed = override(config, together[0], texts[together[0]], name=name)
+    except UserError:
+      # It may need another field of the same value, which is set by a later text.
+      section = together[0].rpartition(".")[0]
+      together = [path for path in waiting if path.rpartition(".")[0] == section]
+      changes = {path: _change_to_text(texts[path]) for path in together}
+      changed = _update(config, changes, name)
+    config = changed
+    steps += [(path, config) for path in together]
+    waiting = [path for path in waiting if path not in together]
+  return steps
+
+
+def _change_to_text(text: str) -> _Change:
+  """Returns the change of a field to what a text of the command line says."""
+
   def change(hint: Any, at: str, old: Any) -> Any:
     if choice_of(hint) is None:
       return parse(text, hint, at)
     literal = _literal(text) if text.lstrip().startswith("{") else text
     return check(_continued(literal, hint, old), hint, at)
 
-  return _update(config, path, change, name)
+  return change
 
 
 def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
@@ -333,20 +371,41 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
       yield from _paths(value, f"{prefix}{field.name}.")
 
 
-def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any) -> Any:
-  head, dot, tail = path.partition(".")
-  if dot and not tail:
-    raise UserError("no such field; must not end in a dot", field=f"{name}.{path}")
+# A field's annotation, its dotted name and its old value -> its new value.
+_Change = Callable[[Any, str, Any], Any]
+
+
+def _update(config: Any, changes: Mapping[str, _Change], name: str, hint: Any = Any) -> Any:
+  """Returns a copy with all changes of dotted fields, whole values before fields inside them.
+
+  Each dataclass is replaced once, with all its changes. Its checks of one field against another
+  then see the last value of both, whatever the order was.
+  """
   if isinstance(config, dict):
-    return _update_dict(config, path, change, name, hint)
-  _check_section(config, path, name)
+    for path, change in changes.items():
+      config = _update_dict(config, path, change, name, hint)
+    return config
+  whole: dict[str, _Change] = {}
+  inside: dict[str, dict[str, _Change]] = {}
+  for path, change in changes.items():
+    head, dot, tail = path.partition(".")
+    if dot and not tail:
+      raise UserError("no such field; must not end in a dot", field=f"{name}.{path}")
+    _check_section(config, path, name)
+    _check_field(config, head, name, choice_of(hint))
+    if tail:
+      inside.setdefault(head, {})[tail] = change
+    else:
+      whole[head] = change
+  values: dict[str, Any] = {}
   hints = hints_of(type(config))
-  _check_field(config, head, name, choice_of(hint))
-  at = f"{name}.{head}"
-  value = getattr(config, head)
-  hint = hints[head]
-  new = _update(value, tail, change, at, hint) if tail else change(hint, at, value)
-  return _replaced(config, {head: new}, name)
+  for head, change in whole.items():
+    values[head] = change(hints[head], f"{name}.{head}", getattr(config, head))
+  # A whole value set later would undo fields set inside it.
+  for head, within in inside.items():
+    value = values.get(head, getattr(config, head))
+    values[head] = _update(value, within, f"{name}.{head}", hints[head])
+  return _replaced(config, values, name)
 
 
 def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:
@@ -354,7 +413,9 @@ def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:
   try:
     return dataclasses.replace(config, **values)
   except UserError as error:
-    raise (error.within(name) if error.field in values else error) from error
+    # A check of a value that was set may name another field of the same dataclass.
+    field_names = {field.name for field in dataclasses.fields(config)}
+    raise (error.within(name) if error.field in field_names else error) from error
 
 
 def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any) -> dict:

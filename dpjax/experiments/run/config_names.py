@@ -25,6 +25,11 @@ from dpjax import names
 
 # Version of runs that begin now.
 VERSION = 2
+# Fields that say where data lie, on one machine. The digest of the data covers their content,
+# and that of their declaration.
+PLACES = ("data_dir", "declaration")
+# Sections of a config in which they may stand.
+_OF_DATA = ("data", "train", "federate")
 
 
 def canonical(value: object, exact: bool = False) -> Any:
@@ -78,6 +83,26 @@ def digest_v2(kind: str, fields: Mapping[str, Any]) -> bytes:
   # The version is part of the name, so no config has one name in both versions.
   text = json.dumps([2, kind, canonical(fields), canonical(names.sources(fields))])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
+
+
+def without_places(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a config's fields without those that say where its data lie.
+
+  A run is the same run where its data have another location.
+
+  Args:
+    fields: of a config, as `config.fields.to_dict` gives them.
+
+  >>> without_places({"seed": 1, "data": {"name": "digits", "data_dir": "/tmp"}})
+  {'seed': 1, 'data': {'name': 'digits'}}
+  """
+  return {
+    name: without_places(entry)
+    if name in _OF_DATA and isinstance(entry, Mapping)
+    else entry
+    for name, entry in fields.items()
+    if name not in PLACES
+  }
 
 
 # --- version 1, for results published earlier

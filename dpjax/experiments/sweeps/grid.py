@@ -29,7 +29,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import switches, writers
+from dpjax.experiments.run import config_names, switches, writers
 from dpjax.experiments.run.kind import Kind, RunKind
 from dpjax.experiments.sweeps import curve, curve_picture, engine, table, unused
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
@@ -156,7 +156,7 @@ def _check_alike(all_points: list[Point]) -> None:
     private = _is_private(config) and not config.release
     # Without a guarantee, or with fresh keys, equal runs share no noise that could be
     # subtracted.
-    where = (config.data.data_dir, config.data.declaration)
+    where = tuple(getattr(config.data, name) for name in config_names.PLACES)
     alike = (digest, *where) if private else point.name
     if alike in seen:
       raise UserError(

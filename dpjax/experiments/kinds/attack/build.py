@@ -26,6 +26,7 @@ from dpjax.experiments.kinds.attack.config import (
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import config_names
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, RunOutcome, Schedule, TrainPhase
@@ -54,11 +55,10 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
 def digest(config: AttackConfig) -> bytes:
   """Public digest of everything in the config that this attack reads, except locations of
   data and labels."""
-  fields = to_dict(config)
+  fields = config_names.without_places(to_dict(config))
   for name in (other(config), *config.of_table):
     fields.pop(name)
   attacked = fields[config.attack.section]
-  attacked["data"].pop("data_dir")
   for name in attacked_config(config).where:
     attacked.pop(name)
   return run_keys_lib.config_digest("attack", fields)

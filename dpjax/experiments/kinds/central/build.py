@@ -58,7 +58,7 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_users,
 )
-from dpjax.experiments.run import guarantee, saved
+from dpjax.experiments.run import config_names, guarantee, saved
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
@@ -91,13 +91,9 @@ def digest(config: TrainConfig) -> bytes:
   It leaves out where data lie and on which devices it runs, so that a run can be repeated on
   another machine. An audit that is switched off is left out, too.
   """
-  fields = to_dict(config)
+  fields = config_names.without_places(to_dict(config))
   for name in config.where:
     fields.pop(name)
-  # The same data may have another location on another machine.
-  fields["data"].pop("data_dir")
-  # The same holds for their declaration, whose content is in the digest of the data.
-  fields["data"].pop("declaration")
   if not config.audit.enabled:
     fields.pop("audit")
   return run_keys_lib.config_digest("central", fields)

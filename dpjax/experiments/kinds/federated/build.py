@@ -42,8 +42,8 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
+from dpjax.experiments.run import config_names, writers
 from dpjax.experiments.run import run_keys as run_keys_lib
-from dpjax.experiments.run import writers
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
@@ -218,9 +218,7 @@ def digest(config: FedConfig) -> bytes:
   Left out are where data lie, how it is executed (the processes of one run may differ in it)
   and what an audit that is switched off would do.
   """
-  fields = to_dict(audit.resolved(config))
-  fields["data"].pop("data_dir")
-  fields["data"].pop("declaration")
+  fields = config_names.without_places(to_dict(audit.resolved(config)))
   for name in ("execution", *_EXECUTED, *config.where):
     fields.pop(name)
   if not config.audit.enabled:

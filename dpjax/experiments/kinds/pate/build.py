@@ -23,7 +23,7 @@ from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig, check
-from dpjax.experiments.run import pieces, sizes
+from dpjax.experiments.run import config_names, pieces, sizes
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import (
@@ -57,9 +57,7 @@ class _Sides(NamedTuple):
 
 def digest(config: PateConfig) -> bytes:
   """Returns the public digest of everything in the config that shapes the run."""
-  fields = to_dict(config)
-  # The same data may have another location on another machine.
-  fields.pop("data_dir")
+  fields = config_names.without_places(to_dict(config))
   return run_keys_lib.config_digest("pate", fields)
 
 

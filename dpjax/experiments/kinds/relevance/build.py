@@ -34,7 +34,15 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.relevance import audit, relevance_pictures, unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
-from dpjax.experiments.run import checkpoint, loop, report, saved, sizes, writers
+from dpjax.experiments.run import (
+  checkpoint,
+  config_names,
+  loop,
+  report,
+  saved,
+  sizes,
+  writers,
+)
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.guarantee import Guarantee
@@ -325,9 +333,7 @@ def is_released(config: RelevanceConfig) -> bool:
 
 def digest(config: RelevanceConfig) -> bytes:
   """Returns the public digest of the config, without locations of data and audit settings."""
-  fields = to_dict(config)
-  fields["data"].pop("data_dir")
-  fields["data"].pop("declaration")
+  fields = config_names.without_places(to_dict(config))
   fields.pop("audit")
   return run_keys_lib.config_digest("relevance", fields)
 

@@ -16,7 +16,7 @@ from dpjax.accounting import Ledger
 from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.config import SecureConfig, check
-from dpjax.experiments.run import pieces
+from dpjax.experiments.run import config_names, pieces
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import NONE
 from dpjax.experiments.run.loop import Job, Phase, RunOutcome, Schedule, TrainPhase
@@ -47,10 +47,9 @@ _REPORTED = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_ste
 
 def digest(config: SecureConfig) -> bytes:
   """Returns the public digest of everything in the config that this computation reads."""
-  fields = to_dict(config)
+  fields = config_names.without_places(to_dict(config))
   for name in config.of_table:
     fields.pop(name)
-  fields["train"]["data"].pop("data_dir")
   for name in config.train.where:
     fields["train"].pop(name)
   return run_keys_lib.config_digest("secure", fields)

@@ -28,7 +28,7 @@ from dpjax.experiments.kinds.synthesis.config import (
   check,
 )
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
-from dpjax.experiments.run import guarantee
+from dpjax.experiments.run import config_names, guarantee
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
@@ -46,9 +46,7 @@ _UPDATES = 1
 
 def digest(config: SynthesisConfig) -> bytes:
   """Returns the public digest of everything in the config that shapes the run."""
-  fields = to_dict(config)
-  # The same data may have another location on another machine.
-  fields.pop("data_dir")
+  fields = config_names.without_places(to_dict(config))
   return run_keys_lib.config_digest("synthesis", fields)
 
 
@@ -69,12 +67,7 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
 
   def start(random: RunKeys) -> Schedule:
     train, test = read()
-    if isinstance(config.method, WassersteinGan):
-      # Imported here: no other run needs the networks of a critic.
-      from dpjax.experiments.kinds.synthesis import critic_run
-
-      return single(critic_run.CriticRun(config, train, test, random).phase())
-    return single(_Run(config, train, test, random).phase())
+    return single(_phase(config, train, test, random))
 
   return Job(
     config=config,
@@ -85,6 +78,17 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
     start=start,
     release=config.release,
   )
+
+
+# What only the data show to be wrong names the config's fields, too.
+@bounds.names_fields
+def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> Phase:
+  if isinstance(config.method, WassersteinGan):
+    # Imported here: no other run needs the networks of a critic.
+    from dpjax.experiments.kinds.synthesis import critic_run
+
+    return critic_run.CriticRun(config, train, test, random).phase()
+  return _Run(config, train, test, random).phase()
 
 
 def _checked(config: SynthesisConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:

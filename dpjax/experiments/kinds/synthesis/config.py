@@ -12,6 +12,7 @@ from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds import bounds
 from dpjax.mechanisms.additive import analytic_noise_multiplier
 from dpjax.mechanisms.class_sums import ClassSums
+from dpjax.sampling import PoissonSampler
 from dpjax.training.synthesis import Embedding
 from dpjax.validate import UserError
 
@@ -157,6 +158,13 @@ def check(config: SynthesisConfig) -> None:
         "must be false with method='wgan_gp', whose noise is not rounded to a grid",
         field="release",
         value=True,
+      )
+    if config.neighboring_relation not in PoissonSampler.proof.relations:
+      raise UserError(
+        "must be 'add_or_remove_one' with method='wgan_gp', whose batches are Poisson samples; "
+        "method='kernel_mean' takes both",
+        field="neighboring_relation",
+        value=config.neighboring_relation,
       )
     return
   # Refuses a noise that cannot be had.
