@@ -43,7 +43,7 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
     raise validate.UserError(
       f"loss_fn returned {loss.dtype}: must be a real floating-point number"
     )
-  for eqn in _equations(closed.jaxpr):
+  for eqn in every_equation(closed.jaxpr):
     # A call has the effects of its content. The equation inside is the one to name.
     if eqn.effects and eqn.primitive.name not in _HARMLESS and not _inner(eqn):
       raise validate.UserError(
@@ -77,24 +77,44 @@ def check_callable(loss_fn: Any) -> None:
     ) from None
 
 
-def computes_narrowly(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
-  """Whether the loss of ONE example computes in floats of less than 32 bits anywhere."""
+def vmap_would_do(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
+  """Whether gradients of the loss under `jax.vmap` are those of single examples.
+
+  They are not where the loss computes in floats of less than 32 bits: JAX rounds gradients, or
+  they overflow, before they are clipped. Nor where a convolution could mix examples (`mixes`).
+  """
   # A new function, since JAX caches traces by function, and the closure of a loss may have
   # changed.
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
-  inside = (v for e in _equations(closed.jaxpr) for v in (*e.invars, *e.outvars))
-  return any(equations.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
+  eqns = list(every_equation(closed.jaxpr))
+  inside = (var for eqn in eqns for var in (*eqn.invars, *eqn.outvars))
+  narrow = any(equations.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
+  return not narrow and not any(map(mixes, eqns))
+
+
+def mixes(eqn: Any) -> bool:
+  """Whether an equation of ONE example may mix examples under `jax.vmap`.
+
+  The gradient of a kernel is then a convolution in groups, an example in each. What XLA's CPU
+  backend has no code for, it computes as one convolution by a kernel with zeros between groups.
+  An example that is not finite, times those zeros, is NaN in the gradients of all others. Seen
+  with kernels that have groups themselves, and in double precision.
+  """
+  if eqn.primitive.name != "conv_general_dilated":
+    return False
+  groups = eqn.params["feature_group_count"] * eqn.params["batch_group_count"]
+  return groups > 1 or any(var.aval.dtype.itemsize > 4 for var in eqn.invars)
 
 
 def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> None:
   """Raises UserError for operations that define their own batching, since they get all
   examples. Differentiation also shows the rules of custom derivatives."""
-  eqns = list(_equations(closed.jaxpr))
+  eqns = list(every_equation(closed.jaxpr))
   if any(eqn.primitive.name.startswith("custom_") for eqn in eqns):
     # A loss that cannot be differentiated is explained elsewhere.
     with contextlib.suppress(Exception):
       grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, example)
-      eqns += _equations(grad.jaxpr)
+      eqns += every_equation(grad.jaxpr)
   _refuse_own_batching(eqns, "loss_fn", "examples")
 
 
@@ -103,17 +123,24 @@ def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> None:
   jaxpr = jax.make_jaxpr(client_fn)(*_example(many)).jaxpr
   # The rule of dpjax's own noise compares keys, and changes nothing where they differ.
   rule_of = lambda eqn: getattr(eqn.params.get("rule"), "__module__", None)
-  others = (eqn for eqn in _equations(jaxpr) if rule_of(eqn) != "dpjax.noise.gaussian")
+  others = (eqn for eqn in every_equation(jaxpr) if rule_of(eqn) != "dpjax.noise.gaussian")
   _refuse_own_batching(others, "client", "clients")
 
 
 def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
   """Raises UserError where one example could reach another under `vmap`; leaves [B, ...]."""
-  eqns = list(_equations(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr))
+  eqns = list(
+    every_equation(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr)
+  )
   for eqn in eqns:
     if eqn.effects and eqn.primitive.name not in _HARMLESS and not _inner(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example could reach another",
+        field=name,
+      )
+    if mixes(eqn):
+      raise validate.UserError(
+        "has a convolution in groups, or in double precision: it could mix examples under jax.vmap",
         field=name,
       )
   _refuse_own_batching(eqns, name, "examples")
@@ -287,11 +314,12 @@ def _inner(eqn: Any) -> list[Any]:
   return [jaxpr for jaxpr in jaxprs if hasattr(jaxpr, "eqns")]
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def every_equation(jaxpr: Any) -> Iterator[Any]:
+  """Yields the equations of a jaxpr, and those inside of them."""
   for eqn in jaxpr.eqns:
     yield eqn
     for inner in _inner(eqn):
-      yield from _equations(inner)
+      yield from every_equation(inner)
 
 
 def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:

@@ -29,8 +29,8 @@ from dpjax.gradients.ghost import route as ghost
 from dpjax.gradients.loss_checks import (
   check_callable,
   check_loss,
-  computes_narrowly,
   explain_failure,
+  vmap_would_do,
 )
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.microbatch import microbatched
@@ -144,8 +144,7 @@ def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Para
     size = _batch_size(batch)
     _check_params(params)
     check_loss(loss_fn, params, batch)
-    # JAX would round, or overflow, gradients of narrow parameters before they are clipped.
-    if size and computes_narrowly(loss_fn, params, batch):
+    if size and not vmap_would_do(loss_fn, params, batch):
       return ghost.stacked_gradients(loss_fn, params, batch)
     if size:
       return grad_fn(params, batch)
@@ -216,14 +215,15 @@ class ClippedGrad:
     return ghost.clipped_sum(planned, params, batch, mask, clip, rescale_to_unit_norm=unit)
 
   def _plan(self, params, batch) -> ghost.Recipe | None:
-    """Returns the plan of the fast route; None where the method is vmap, or auto gains nothing."""
+    """Returns the plan of the fast route; None where the method is vmap, auto gains nothing, or
+    examples must be taken one by one."""
     if self.method == "vmap":
       return None
     check_loss(self.loss_fn, params, batch)
     norms = self.l2_clip_norm.norms
     planned = ghost.plan(self.loss_fn, params, ghost.first_of(batch), norms)
     pays = self.method == "ghost" or ghost.pays(planned.units, params)
-    return planned if pays else None
+    return planned if pays and ghost.keeps_apart(planned) else None
 
   def _fitting(self, params, batch, batch_size: int) -> int | None:
     """Returns the microbatch size, as given or for the memory budget."""

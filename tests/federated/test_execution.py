@@ -484,6 +484,31 @@ def test_convolutions_are_seen():
   assert not seen(lambda w, x: jnp.sum(w["w"]) * jnp.sum(x))
 
 
+def test_a_client_that_is_not_finite_takes_nobody_with_it():
+  """XLA's CPU backend multiplies NaN by the zeros between groups of a convolution."""
+
+  def depthwise(w, x):
+    layout = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(
+      *(x[None], w["w"], (1, 1), "SAME"), dimension_numbers=layout, feature_group_count=2
+    )
+    return jnp.mean((jnp.tanh(y) - 1) ** 2)
+
+  rng = np.random.default_rng(0)
+  own = [np.asarray(rng.normal(size=(2, 4, 4, 2)), np.float32) for _ in range(4)]
+  own[1][0, 1, 1, 0] = np.nan
+  params = {"w": jnp.asarray(rng.normal(size=(3, 3, 1, 2)), jnp.float32)}
+  cohort = from_batches(own, batch_size=2)
+  after = {}
+  for name in ("loop", "vmap"):
+    algorithm = fed_avg(depthwise, optax.sgd(0.1), map_clients=_EXECUTIONS[name], key=_KEY)
+    state, info = algorithm.round(algorithm.init(params), cohort)
+    after[name] = state.params
+    assert np.isfinite(info.clients.update_norm).sum() == 3
+  problems.assert_trees_close(after["loop"], after["vmap"])
+  assert np.abs(np.asarray(after["vmap"]["w"] - params["w"])).max() > 1e-4
+
+
 def _convolving(w, x):
   kernel = w["w"].reshape(1, 1, 2, 2)
   y = jax.lax.conv(x[None, None], kernel, (1, 1), "SAME")

@@ -47,6 +47,7 @@ from dpjax.gradients.clip import Clip
 from dpjax.gradients.ghost import (
   jaxpr_sites,
   lengths,
+  row_forms,
   tapped,
   unit_rules,
   units,
@@ -54,6 +55,7 @@ from dpjax.gradients.ghost import (
 from dpjax.gradients.ghost.jaxpr_sites import Program
 from dpjax.gradients.ghost.param_flow import ParamFlow
 from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
+from dpjax.gradients.loss_checks import every_equation, mixes
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
@@ -363,6 +365,19 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
   return lax.cond(jnp.any(rows), loop, lambda state: state, (rows, first))[1]
 
 
+def keeps_apart(planned: Recipe) -> bool:
+  """Whether no convolution of the program mixes examples (`loss_checks.mixes`).
+
+  A convolution with rows mixes none: its kernel is not batched, and its gradient is a product of
+  rows. Where the data make the kernel, or a branch holds it, nothing is known.
+  """
+  suspects = sum(map(mixes, every_equation(planned.program.jaxpr)))
+  sites = planned.program.sites()
+  convolutions = (site for site in sites if site.name == "conv_general_dilated")
+  by_rows = [s for s in convolutions if mixes(s.eqn) and row_forms.find(s) is not None]
+  return suspects == len(by_rows)
+
+
 def stacked_gradients(
   loss_fn: LossFn, params: Params, batch: ArrayTree
 ) -> tuple[jax.Array, Any]:
@@ -371,9 +386,22 @@ def stacked_gradients(
 
   Formed from the operands and cotangents that the loss computed, as they are for the fast
   route: where the loss computes in less than float32, JAX would round (or overflow) once more.
+  One example after the other where a convolution could mix them.
   """
+  recipe = plan(loss_fn, params, first_of(batch))
+  if keeps_apart(recipe):
+    return _stacked(recipe, params, batch)
+
+  def alone(example: ArrayTree) -> Any:
+    row = jax.tree.map(lambda leaf: leaf[None], example)
+    return jax.tree.map(lambda leaf: leaf[0], _stacked(recipe, params, row))
+
+  return lax.map(alone, batch)
+
+
+def _stacked(recipe: Recipe, params: Params, batch: ArrayTree) -> tuple[jax.Array, Any]:
   leaves, treedef = jax.tree.flatten(params)
-  program, planned, _ = plan(loss_fn, params, first_of(batch))
+  program, planned, _ = recipe
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
   grads = [unit_rules.stacked(unit, flow, recorded) for unit in planned]
