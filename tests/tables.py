@@ -402,6 +402,21 @@ def _compiled() -> list[Row]:
   return made
 
 
+def _plans() -> list[Row]:
+  """What `--dry_run --target` says of whole runs."""
+  rows = entries("compiled/plans.csv")
+  return [
+    [
+      f"`configs/{row['config']}.py`",
+      f"`{row['target']}`",
+      f"{float(row['held_gb']):.2g} GB",
+      f"{1e3 * float(row['sent_gb_a_step']):.0f} MB",
+      f"{60 * float(row['hours_at_least']):.2g} min",
+    ]
+    for row in rows
+  ]
+
+
 def _on_a_card() -> list[Row]:
   """Clipped gradients on an H100, over the ordinary gradient timed in the same way."""
   labels = {workload: label for label, (workload, _) in _WORKLOADS.items()}
@@ -1063,6 +1078,11 @@ TABLES = [
     "docs/accelerators.md",
     ["bound, memory, over the ordinary", "TPU v5e, auto", "vmap", "H100, auto", "its vmap"],
     _compiled,
+  ),
+  Table(
+    "docs/accelerators.md",
+    ["run", "machine", "memory of a device", "sent by each in a step", "at least"],
+    _plans,
   ),
   Table(
     "docs/accelerators.md",
