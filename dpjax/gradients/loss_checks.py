@@ -45,7 +45,7 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
     )
   for eqn in every_equation(closed.jaxpr):
     # A call has the effects of its content. The equation inside is the one to name.
-    if eqn.effects and eqn.primitive.name not in _HARMLESS and not _inner(eqn):
+    if eqn.effects and eqn.primitive.name not in _HARMLESS and not inner_jaxprs(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example "
         "could reach another; return what it computes, or use jax.pure_callback",
@@ -133,7 +133,7 @@ def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
     every_equation(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr)
   )
   for eqn in eqns:
-    if eqn.effects and eqn.primitive.name not in _HARMLESS and not _inner(eqn):
+    if eqn.effects and eqn.primitive.name not in _HARMLESS and not inner_jaxprs(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example could reach another",
         field=name,
@@ -305,7 +305,7 @@ def _runs(trace: Any, params: Params, batch: Any) -> bool:
   return True
 
 
-def _inner(eqn: Any) -> list[Any]:
+def inner_jaxprs(eqn: Any) -> list[Any]:
   """Returns the jaxprs inside an equation (calls, loops, branches)."""
   jaxprs = []
   for value in eqn.params.values():
@@ -318,7 +318,7 @@ def every_equation(jaxpr: Any) -> Iterator[Any]:
   """Yields the equations of a jaxpr, and those inside of them."""
   for eqn in jaxpr.eqns:
     yield eqn
-    for inner in _inner(eqn):
+    for inner in inner_jaxprs(eqn):
       yield from every_equation(inner)
 
 

@@ -39,6 +39,11 @@ def _by_a_kernel_of_the_data(w, x):
   return jnp.sum(jnp.sin(_convolve(x[None], kernel, groups=4)))
 
 
+def _after_a_constant_kernel(w, x):
+  blurred = _convolve(x[None], jnp.full((3, 3, 1, 4), 1 / 9, jnp.float32), groups=4)
+  return jnp.sum(jnp.sin(blurred.sum(axis=(1, 2)) @ w.reshape(4, 18)))
+
+
 def _in_a_branch(w, x):
   branches = (lambda: _depthwise(w, x), lambda: jnp.sum(w) * 0.1)
   return lax.cond(jnp.nansum(x) > -1e9, *branches)
@@ -48,6 +53,7 @@ _LOSSES = {
   "depthwise": (_depthwise, jnp.float32),
   "groups, strides": (_in_two_groups, jnp.float32),
   "double": (_plain, jnp.float64),
+  "constant kernel": (_after_a_constant_kernel, jnp.float32),
   "kernel of the data": (_by_a_kernel_of_the_data, jnp.float32),
   "branch": (_in_a_branch, jnp.float32),
 }
@@ -68,7 +74,8 @@ def test_an_example_that_is_not_finite_takes_nobody_with_it(name):
   damaged = x.at[1, 2, 2, 1].set(jnp.nan)
   others = jnp.asarray([0, 2, 3])
   # The fast route has rows for the first three, and takes what vmap does for the others.
-  methods = ("vmap", "ghost") if name in ("depthwise", "double") else ("vmap",)
+  fast = ("depthwise", "double", "constant kernel")
+  methods = ("vmap", "ghost") if name in fast else ("vmap",)
   for method in methods:
     grad_fn = gradients.clipped_grad(loss, l2_clip_norm=0.7, method=method)
     total = jax.jit(lambda w, x, fn=grad_fn: fn(w, x, True).total)
@@ -95,7 +102,7 @@ def test_only_what_may_mix_is_taken_one_by_one():
     )
   )
   assert "scan[" in text
-  for loss in (_depthwise, _plain):
+  for loss in (_depthwise, _plain, _after_a_constant_kernel):
     text = str(
       jax.make_jaxpr(gradients.per_example_grads(loss))(
         jnp.ones((3, 3, 1, 8)), jnp.ones((4, 6, 6, 4))

@@ -44,6 +44,7 @@ from dpjax import trees
 from dpjax.branches import rarely_taken
 from dpjax.gradients import clipping
 from dpjax.gradients.clip import Clip
+from dpjax.gradients.equations import is_literal
 from dpjax.gradients.ghost import (
   jaxpr_sites,
   lengths,
@@ -55,7 +56,7 @@ from dpjax.gradients.ghost import (
 from dpjax.gradients.ghost.jaxpr_sites import Program
 from dpjax.gradients.ghost.param_flow import ParamFlow
 from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
-from dpjax.gradients.loss_checks import every_equation, mixes
+from dpjax.gradients.loss_checks import inner_jaxprs, mixes
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.parallel import made_for
@@ -369,13 +370,40 @@ def keeps_apart(planned: Recipe) -> bool:
   """Whether no convolution of the program mixes examples (`loss_checks.mixes`).
 
   A convolution with rows mixes none: its kernel is not batched, and its gradient is a product of
-  rows. Where the data make the kernel, or a branch holds it, nothing is known.
+  rows. Where the data make the kernel, or a branch holds it, nothing is known. A constant kernel
+  mixes none.
   """
-  suspects = sum(map(mixes, every_equation(planned.program.jaxpr)))
+  jaxpr = planned.program.jaxpr
+  suspects = len(_suspects(jaxpr, set(jaxpr.invars)))
   sites = planned.program.sites()
   convolutions = (site for site in sites if site.name == "conv_general_dilated")
   by_rows = [s for s in convolutions if mixes(s.eqn) and row_forms.find(s) is not None]
   return suspects == len(by_rows)
+
+
+def _suspects(jaxpr: Any, inputs: set[Any]) -> list[Any]:
+  """Returns the equations that may mix examples, given the variables that follow from inputs.
+
+  A constant kernel is neither batched nor differentiated, so its convolution mixes none.
+  """
+  suspects = []
+  known = set(inputs)
+  for eqn in jaxpr.eqns:
+    is_known = [not is_literal(atom) and atom in known for atom in eqn.invars]
+    inner = inner_jaxprs(eqn)
+    if mixes(eqn) and (is_known[1] or eqn.params["batch_group_count"] > 1):
+      suspects.append(eqn)
+    for body in inner:
+      # Operands of a call are its arguments, in their order; of others nothing is assumed.
+      aligned = len(inner) == 1 and len(body.invars) == len(is_known)
+      reached = is_known if aligned else [True] * len(body.invars)
+      # What a loop carries may follow from inputs after its first turn.
+      carries = eqn.primitive.name in ("scan", "while")
+      entering = {v for v, given in zip(body.invars, reached) if given or carries}
+      suspects += _suspects(body, entering)
+    if any(is_known):
+      known.update(eqn.outvars)
+  return suspects
 
 
 def stacked_gradients(
