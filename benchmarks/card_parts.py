@@ -10,7 +10,6 @@ import functools
 import math
 import pathlib
 import sys
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -18,8 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks import calls
 from dpjax import validate
 from dpjax.experiments.run import report
+from dpjax.gradients.ghost import precision, row_forms
 from dpjax.gradients.ghost.explain import aligned
 
 FILE = "parts.csv"
@@ -95,6 +96,9 @@ def _of_layer(layer: Layer) -> dict[str, Callable]:
   side = layer.kernel
   kernel = jnp.zeros((side, side, layer.channels, layer.features))
   rows = layer.places**2
+  ones = (1, 1)
+  form = {"padding": pads, "window_strides": strides}
+  form |= {"lhs_dilation": ones, "rhs_dilation": ones}
 
   def weight_gradient(x, cotangents):
     convolve = lambda w: lax.conv_general_dilated(
@@ -102,16 +106,9 @@ def _of_layer(layer: Layer) -> dict[str, Callable]:
     )
     return jax.vjp(convolve, kernel)[1](cotangents)[0]
 
-  def windows_along(x, axis):
-    reach = (layer.places - 1) * layer.stride + 1
-    cuts = [
-      lax.slice_in_dim(x, at, at + reach, layer.stride, axis=axis) for at in range(side)
-    ]
-    return jnp.concatenate(cuts, axis=-1)
-
   def windows(x):
-    padded = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-    return windows_along(windows_along(padded, 2), 1).reshape(len(x), rows, -1)
+    cuts = row_forms.windows(x, form, (side, side), (layer.places, layer.places))
+    return cuts.reshape(layer.batch, rows, -1)
 
   def clipped(grads):
     held = lax.optimization_barrier(grads).reshape(layer.batch, -1)
@@ -131,8 +128,7 @@ def _of_layer(layer: Layer) -> dict[str, Callable]:
     )
 
   def gram(x, cotangents):
-    three = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
-    product = lambda a: jnp.einsum("ntk,nsk->nts", a, a, precision=three)
+    product = lambda a: precision.gram("ntk,nsk->nts", a, a)
     right = cotangents.reshape(layer.batch, rows, -1)
     norms = jnp.sqrt(jnp.sum(product(windows(x)) * product(right), axis=(1, 2)))
     factors = jnp.minimum(1, 1 / norms).reshape(-1, 1, 1, 1)
@@ -165,8 +161,8 @@ def _products() -> Iterable[Part]:
   for left, inner, right in _PRODUCTS:
     args = (_normal(0, inner, left), _normal(1, inner, right))
     shape = f"{left}x{inner}x{right}"
-    for way, precision in _PRECISIONS.items():
-      call = functools.partial(jnp.einsum, "tk,tp->kp", precision=precision)
+    for way, chosen in _PRECISIONS.items():
+      call = functools.partial(jnp.einsum, "tk,tp->kp", precision=chosen)
       yield Part(shape, way, 2.0 * left * inner * right, call, args)
 
 
@@ -174,8 +170,8 @@ def _grams() -> Iterable[Part]:
   for batch, rows, width in _GRAMS:
     side = _normal(0, batch, rows, width)
     shape = f"{batch}x{rows}x{width}"
-    for way, precision in _PRECISIONS.items():
-      call = functools.partial(jnp.einsum, "ntk,nsk->nts", precision=precision)
+    for way, chosen in _PRECISIONS.items():
+      call = functools.partial(jnp.einsum, "ntk,nsk->nts", precision=chosen)
       yield Part(shape, way, 2.0 * batch * rows**2 * width, call, (side, side))
 
 
@@ -198,19 +194,6 @@ _PARTS: dict[str, Callable[[], Iterable[Part]]] = {
 KINDS = tuple(_PARTS)
 
 
-def _timed(compiled: Callable, args: tuple) -> float:
-  def row(calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-      last = compiled(*args)
-    jax.block_until_ready(last)
-    return (time.perf_counter() - start) / calls
-
-  row(1)
-  calls = max(1, math.ceil(_LEAST_SECONDS / row(1)))
-  return min(row(calls) for _ in range(_ROWS_OF_CALLS))
-
-
 def _entry(kind: str, part: Part) -> Entry:
   first = (kind, part.shape, part.way)
   device = jax.local_devices()[0].device_kind
@@ -220,7 +203,9 @@ def _entry(kind: str, part: Part) -> Entry:
   except Exception as error:
     reason = (str(error).splitlines() or [""])[0]
     return Entry(*first, f"did not compile: {reason[:80]}", device=device)
-  seconds = _timed(compiled, part.args)
+  run = calls.of(compiled, part.args)
+  count = calls.enough(run, _LEAST_SECONDS)
+  seconds = min(calls.seconds(run, count) for _ in range(_ROWS_OF_CALLS))
   memory: Any = compiled.memory_analysis()
   held = memory.temp_size_in_bytes
   return Entry(*first, "ok", seconds, part.work / seconds, held, device)

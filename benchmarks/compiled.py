@@ -6,12 +6,11 @@ made, and the same command goes on where it stopped. Ratios are to the ordinary 
 
 from __future__ import annotations
 
-import csv
 import pathlib
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -127,7 +126,7 @@ def measure(
     machines: texts as `targets.parse` reads.
     out: a folder, whose CSV holds what an earlier call compiled: it is not compiled again.
   """
-  done: _Rows = {} if out is None else {row.key: row for row in read(out / FILE)}
+  done: _Rows = {} if out is None else {row.key: row for row in read(out)}
   for name in names:
     work = workloads.build(name, "gpu")
     for text in machines:
@@ -169,22 +168,9 @@ def ratios(entries: Sequence[Entry]) -> list[dict[str, float | None]]:
   return [{ratio: over(row, name) for ratio, name in names.items()} for row in entries]
 
 
-def read(path: pathlib.Path) -> list[Entry]:
-  """Returns the entries that a CSV holds; none where there is no such file."""
-  if not path.exists():
-    return []
-  with path.open(newline="", encoding="utf-8") as lines:
-    rows = list(csv.DictReader(lines))
-
-  def value(name: str, text: str) -> Any:
-    if name in ("target", "workload", "method", "status"):
-      return text
-    if text == "":
-      return None
-    whole = name in ("batch", "kernels", "fusions", "loops", "unknown_loops")
-    return int(text) if whole else float(text)
-
-  return [Entry(**{name: value(name, row[name]) for name in Entry._fields}) for row in rows]
+def read(out: pathlib.Path) -> list[Entry]:
+  """Returns the entries of `out`/compiled.csv; none where there is no such file."""
+  return report.read_entries(out / FILE, Entry)
 
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:

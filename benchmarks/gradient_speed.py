@@ -12,10 +12,8 @@ nothing, and XLA's account of buffers does not know them.
 from __future__ import annotations
 
 import concurrent.futures
-import csv
 import importlib.util
 import json
-import math
 import os
 import pathlib
 import statistics
@@ -28,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks import alone, opacus_twins, workloads
+from benchmarks import alone, calls, opacus_twins, workloads
 from benchmarks.workloads import Workload
 from dpjax import gradients, pictures, trees, validate
 from dpjax.experiments.plots import measured
@@ -146,7 +144,7 @@ def _most_stacked_bytes() -> float:
 
 
 class _Compiled(NamedTuple):
-  run: Callable[[int], None]  # so many calls, one after the other
+  run: calls.Run
   seconds: float | None = None
   bytes: float | None = None
 
@@ -155,25 +153,14 @@ def _compile(name: str, work: Workload, method: str) -> _Compiled:
   if method in opacus_twins.METHODS:
     twin = opacus_twins.build(name, work.batch, trees.size(work.params))
     step = opacus_twins.step(twin, method)
-
-    def steps(calls: int) -> None:
-      for _ in range(calls):
-        step()
-
-    return _Compiled(steps)
+    return _Compiled(calls.of(step, ()))
   start = time.perf_counter()
   compiled = jax.jit(function(work, method)).lower(work.params, work.batch).compile()
   seconds = time.perf_counter() - start
-
-  def run(calls: int) -> None:
-    for _ in range(calls):
-      last = compiled(work.params, work.batch)
-    jax.block_until_ready(last)
-
   memory: Any = compiled.memory_analysis()
   parts = ("argument", "output", "temp")
   buffers = sum(getattr(memory, f"{part}_size_in_bytes") for part in parts)
-  return _Compiled(run, seconds, buffers)
+  return _Compiled(calls.of(compiled, (work.params, work.batch)), seconds, buffers)
 
 
 def _workload(name: str, batch_size: int | None) -> Workload:
@@ -205,13 +192,16 @@ def measure(
   methods = list(dict.fromkeys([ORDINARY, *methods]))
   reasons = {method: why_not(name, work, method) for method in methods}
   compiled = {m: _compile(name, work, m) for m in methods if not reasons[m]}
-  calls = {method: _calls(each) for method, each in compiled.items()}
+  # On a CPU one call: the threads of the method before rest before each.
+  on_cpu = jax.default_backend() == "cpu"
+  least = 0.0 if on_cpu else _LEAST_SECONDS
+  counts = {method: calls.enough(each.run, least) for method, each in compiled.items()}
   times: dict[str, list[float]] = {method: [] for method in compiled}
   for _ in range(repeats):
     for method, each in compiled.items():
       # So that the machine is as quiet for the next one as for the first.
       time.sleep(_REST_SECONDS)
-      times[method].append(_seconds(each, calls[method]) / calls[method])
+      times[method].append(calls.seconds(each.run, counts[method]))
   medians = {method: statistics.median(seconds) for method, seconds in times.items()}
   base = compiled[ORDINARY]
   count = len(work.batch.y)
@@ -240,20 +230,6 @@ def measure(
   return [entry(method) for method in methods]
 
 
-def _calls(each: _Compiled) -> int:
-  """Runs a method twice; returns how many calls are timed at once: one on a CPU."""
-  each.run(1)
-  once = _seconds(each, 1)
-  on_cpu = jax.default_backend() == "cpu"
-  return 1 if on_cpu else max(1, math.ceil(_LEAST_SECONDS / once))
-
-
-def _seconds(each: _Compiled, calls: int) -> float:
-  start = time.perf_counter()
-  each.run(calls)
-  return time.perf_counter() - start
-
-
 def _ratio(value: float | None, base: float | None) -> float | None:
   return value / base if value is not None and base else None
 
@@ -269,18 +245,26 @@ def compile_ahead(
   methods: Sequence[str],
   *,
   processes: int,
+  cache: pathlib.Path | None = None,
   batch_size: int | None = None,
 ) -> None:
   """Compiles all programs into JAX's persistent cache, several at a time, before any is timed.
 
   To be called before this process asks JAX for its devices, whose memory it would take. What
   cannot be compiled says so when it is timed. Seconds of compiling are then those of reading.
+
+  Args:
+    names, methods, batch_size: as `measure` takes them.
+    processes: programs that are compiled at a time.
+    cache: a folder for programs, in which a later call finds them; None: a temporary one. JAX's
+      own `JAX_COMPILATION_CACHE_DIR` goes before it.
   """
   # They share the card with each other.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
   if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dpjax-programs-")
+    folder = tempfile.mkdtemp(prefix="dpjax-programs-") if cache is None else str(cache)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
   jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
   of_jax = [m for m in dict.fromkeys([ORDINARY, *methods]) if m in _BUILD]
   pairs = [(name, method) for name in names for method in of_jax]
@@ -348,11 +332,17 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
-  """`out`/gradients.csv and `out`/gradients.png."""
-  report.write_entries(out / FILE, entries)
+  """`out`/gradients.csv, beside what stands there, and `out`/gradients.png of these entries."""
+  rows = {row.key: row for row in (*read(out), *entries)}
+  report.write_entries(out / FILE, list(rows.values()))
   where = {"platform": jax.default_backend()}
   figure = measured.gradients([entry._asdict() | where for entry in entries])
   pictures.save(figure, out / "gradients.png")
+
+
+def read(out: pathlib.Path) -> list[Entry]:
+  """Returns the entries of `out`/gradients.csv; none where there is no such file."""
+  return report.read_entries(out / FILE, Entry)
 
 
 def among(
@@ -366,25 +356,6 @@ def among(
   rows = {row.key: row for row in known}
   wanted = [(name, count, m, device) for m in dict.fromkeys([ORDINARY, *methods])]
   return [rows[key] for key in wanted] if all(key in rows for key in wanted) else []
-
-
-def read(path: pathlib.Path) -> list[Entry]:
-  """Returns the entries that a CSV holds; none where there is no such file."""
-  if not path.exists():
-    return []
-  with path.open(newline="", encoding="utf-8") as lines:
-    rows = list(csv.DictReader(lines))
-  words = ("workload", "method", "status", "device")
-
-  def value(name: str, text: str) -> Any:
-    if name in words:
-      return text
-    return None if text == "" else (int if name == "batch" else float)(text)
-
-  return [
-    Entry(**{name: value(name, row.get(name) or "") for name in Entry._fields})
-    for row in rows
-  ]
 
 
 def main(name: str, method: str, batch_size: int | None, task: str = "run") -> None:

@@ -21,7 +21,7 @@ from dpjax import trees, validate
 from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.noise import source, threefry
-from dpjax.noise.correlated import InverseBanded, Redrawn
+from dpjax.noise.correlated import InverseBanded
 from dpjax.parallel import targets
 
 # Names of trees, with the shapes of their leaves.
@@ -74,7 +74,8 @@ def _redrawn(key: jax.Array, tree: Any) -> Any:
   step = 7 + jnp.ravel(jax.tree.leaves(tree)[0])[0].astype(jnp.int32)
   own_key = threefry.fused(key)
   white = lambda age: source.gaussian(jax.random.fold_in(own_key, age), tree, 1.0)
-  return strategy.redrawn(white, step, Redrawn(strategy._mark(tree)), tree)
+  memory: Any = strategy.init(tree)
+  return strategy.redrawn(white, step, memory, tree)
 
 
 # The first is what the others are compared with.

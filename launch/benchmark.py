@@ -321,11 +321,15 @@ def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   methods = options.methods or list(gradient_speed.METHODS)
   gradient_speed.check(names, methods)
   batches = [_count("batches", text) for text in options.batches] or [None]
-  known = [] if out is None else gradient_speed.read(out / gradient_speed.FILE)
+  known = [] if out is None else gradient_speed.read(out)
   if options.compile_ahead:
     for batch_size in batches:
       gradient_speed.compile_ahead(
-        names, methods, processes=options.compile_ahead, batch_size=batch_size
+        names,
+        methods,
+        processes=options.compile_ahead,
+        cache=None if out is None else out.absolute() / "programs",
+        batch_size=batch_size,
       )
   entries = []
   for name in names:

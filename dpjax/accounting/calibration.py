@@ -7,6 +7,7 @@ target (pitfall P25).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -130,14 +131,7 @@ def noise_of_profile(
   """
   validate.open_unit(delta=delta, tol=tol)
 
-  @functools.cache
-  def cost_by(name: str) -> _Cost:
-    by = "" if name == _COARSE else name
-    # The search asks for the ends of its bracket again and again.
-    return functools.cache(
-      _on_coarse_grid_if(name, lambda z: attack.cost(make_profile(z, by), delta))
-    )
-
+  cost_by = _cached(lambda name: lambda z: attack.cost(make_profile(z, name), delta))
   # Costs are differences of rates. One ulp less, so that the rates themselves keep the
   # bound.
   limit = attack.limit * (1 - 1e-12)
@@ -216,27 +210,28 @@ def _costs(
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
 
+  def cost_of(name: str) -> _Cost:
+    by = {"delta": delta, "accountant": name or accountant, **options}
+    return lambda parameter: epsilon_of(make_event(parameter), **by)
+
+  return _cached(cost_of)
+
+
+def _cached(cost_of: Callable[[str], _Cost]) -> Callable[[str], _Cost]:
+  """Returns accountant -> cost, with values cached; _COARSE is that of "" on a coarse grid."""
+
   @functools.cache
   def cost_by(name: str) -> _Cost:
-    known = accountant if name in ("", _COARSE) else name
-    by = {"delta": delta, "accountant": known, **options}
+    cost = cost_of("" if name == _COARSE else name)
+
+    def on_its_grid(parameter: Any) -> float:
+      with coarse_grid() if name == _COARSE else contextlib.nullcontext():
+        return cost(parameter)
+
     # The search asks for the ends of its bracket again and again.
-    return functools.cache(
-      _on_coarse_grid_if(name, lambda parameter: epsilon_of(make_event(parameter), **by))
-    )
+    return functools.cache(on_its_grid)
 
   return cost_by
-
-
-def _on_coarse_grid_if(name: str, cost: _Cost) -> _Cost:
-  if name != _COARSE:
-    return cost
-
-  def rough(parameter: Any) -> float:
-    with coarse_grid():
-      return cost(parameter)
-
-  return rough
 
 
 def _from_rdp(search: Callable[[], Any], accountant: str | None) -> Any:

@@ -15,10 +15,11 @@ def test_ways_to_a_clipped_convolution_agree():
   x = jax.random.normal(jax.random.key(0), (3, 6, 6, 2))
   cotangents = jax.random.normal(jax.random.key(1), (3, 3, 3, 4))
   total, norms = jax.jit(ways["grouped"])(x, cotangents)
-  others, other_norms = jax.jit(ways["patches"])(x, cotangents)
-  np.testing.assert_allclose(other_norms, norms, rtol=1e-5)
-  # Both in the order of [3, 3, 2, 4].
-  np.testing.assert_allclose(others, total, atol=1e-5)
+  for way in ("patches", "gram"):
+    others, other_norms = jax.jit(ways[way])(x, cotangents)
+    np.testing.assert_allclose(other_norms, norms, rtol=1e-5)
+    # All in the order of [3, 3, 2, 4].
+    np.testing.assert_allclose(others.ravel(), total, atol=1e-5)
 
 
 def test_what_a_machine_cannot_multiply_says_so(monkeypatch):

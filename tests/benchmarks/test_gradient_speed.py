@@ -17,14 +17,18 @@ def test_what_a_file_holds_is_not_measured_again(_tiny, tmp_path):
   assert [entry.batch for entry in entries] == [6, 6]
   assert entries[1].examples_per_s == pytest.approx(6 / entries[1].median_s)
   gradient_speed.write(entries, tmp_path)
-  known = gradient_speed.read(tmp_path / gradient_speed.FILE)
+  known = gradient_speed.read(tmp_path)
   assert known == entries
   assert gradient_speed.among(known, "mlp", ["auto"], 6) == entries
   # Another batch, method or workload is.
   assert not gradient_speed.among(known, "mlp", ["auto"], None)
   assert not gradient_speed.among(known, "mlp", ["vmap"], 6)
   assert not gradient_speed.among(known, "gpt", ["auto"], 6)
-  assert gradient_speed.read(tmp_path / "none.csv") == []
+  assert gradient_speed.read(tmp_path / "none") == []
+  # A later measurement of something else takes nothing away.
+  others = gradient_speed.measure("mlp", [], **options | {"batch_size": 2})
+  gradient_speed.write(others, tmp_path)
+  assert gradient_speed.read(tmp_path) == [*entries, *others]
 
 
 def test_a_batch_is_as_large_as_asked_for(_tiny):

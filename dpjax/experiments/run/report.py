@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import textwrap
+import typing
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -236,3 +237,26 @@ def write_entries(path: pathlib.Path, entries: Sequence[Any]) -> None:
   where = {"platform": jax.default_backend(), "jax": jax.__version__}
   path.parent.mkdir(parents=True, exist_ok=True)
   write_csv(path, [{**entry._asdict(), **where} for entry in entries])
+
+
+def read_entries(path: pathlib.Path, kind: Any) -> list[Any]:
+  """Returns a benchmark's entries from its CSV; none where there is no such file.
+
+  Args:
+    path: as `write_entries` wrote it. A column that is missing is empty.
+    kind: the NamedTuple of an entry, whose annotations are `str`, or `int` or `float` and perhaps
+      None, which is an empty cell.
+  """
+  if not path.exists():
+    return []
+  with path.open(newline="", encoding="utf-8") as lines:
+    rows = list(csv.DictReader(lines))
+  hints = typing.get_type_hints(kind)
+
+  def value(name: str, text: str) -> Any:
+    kinds = typing.get_args(hints[name]) or (hints[name],)
+    if str in kinds:
+      return text
+    return None if text == "" else kinds[0](text)
+
+  return [kind(**{n: value(n, row.get(n) or "") for n in kind._fields}) for row in rows]

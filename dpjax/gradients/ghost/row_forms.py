@@ -184,7 +184,7 @@ def _dot_form(site: Site) -> RowForm | None:
   )
 
 
-def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
+def windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   """Extracts patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices.
 
   Axis by axis, which needs the sum of the kernel's sizes in slices, not their product.
@@ -266,8 +266,8 @@ def _conv_form(site: Site) -> RowForm | None:
     order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
     x = data[0].transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
     # One row for each place of the output: its window, and the cotangent there.
-    windows = _windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
-    left = windows.reshape(blocks, rows, offsets, groups, channels)
+    cut = windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
+    left = cut.reshape(blocks, rows, offsets, groups, channels)
     positions = [depth + d for d in (out_n, *out_s)]
     right = _arrange(cotangents[0], sliced, [*shared, *positions], [depth + out_c])
     right = right.reshape(blocks, rows, groups, features)

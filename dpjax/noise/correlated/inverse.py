@@ -243,9 +243,10 @@ class InverseBanded:
       if many:
         return jax.lax.fori_loop(0, bands, add_always, start)
       # One after the other they are one fusion, which holds no draw in memory.
-      return functools.reduce(
-        lambda total, place: add_always(place, total), range(bands), start
-      )
+      total = start
+      for place in range(bands):
+        total = add_always(place, total)
+      return total
 
     def add(place: jax.Array, total: ArrayTree) -> Any:
       # The oldest first and the newest last: given earlier noise, the last sum rounds as that of
@@ -404,6 +405,14 @@ def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
 # --- names for a config
 
 
+def _loss_in(
+  num_steps: int, min_sep: int, objective: str
+) -> Callable[[InverseBanded], float]:
+  """Returns strategy -> `inverse_loss` in a run, by which names of a family choose."""
+  run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), objective)
+  return lambda strategy: inverse_loss(-np.array(strategy.coefficients[1:]), run)[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Bisr:
   """`InverseBanded.square_root`; without a number of bands, with the best power of two up to 64.
@@ -424,12 +433,7 @@ class Bisr:
     """The strategy of a run."""
     tried = (self.bands,) if self.bands else _TRIED
     strategies = [InverseBanded.square_root(bands, redraw=self.redraw) for bands in tried]
-    run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), self.objective)
-
-    def loss(strategy: InverseBanded) -> float:
-      return inverse_loss(-np.array(strategy.coefficients[1:]), run)[0]
-
-    return min(strategies, key=loss)
+    return min(strategies, key=_loss_in(num_steps, min_sep, self.objective))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -452,17 +456,16 @@ class Bifr:
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
     """The strategy of a run."""
-    run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), self.objective)
+    loss = _loss_in(num_steps, min_sep, self.objective)
 
     def strategy(gamma: float) -> InverseBanded:
       return InverseBanded.fractional_root(self.bands, gamma, redraw=self.redraw)
 
-    def loss(gamma: float) -> float:
-      return inverse_loss(-np.array(strategy(gamma).coefficients[1:]), run)[0]
-
     if self.gamma is not None:
       return strategy(self.gamma)
-    best = optimize.minimize_scalar(loss, bounds=(0, 1), method="bounded")
+    best = optimize.minimize_scalar(
+      lambda gamma: loss(strategy(gamma)), bounds=(0, 1), method="bounded"
+    )
     return strategy(float(best.x))
 
 
