@@ -11,6 +11,7 @@ nothing, and XLA's account of buffers does not know them.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import importlib.util
 import json
@@ -311,7 +312,20 @@ def table(entries: Sequence[Entry]) -> str:
   workload  method  median            ratio  compile  x  memory  x  peak RSS
   mlp       vmap    skipped: too big
   """
-  return aligned([_HEADER, *map(_cells, entries)])
+  return aligned([_HEADER, *map(_cells, _by_batch(entries))])
+
+
+def _by_batch(entries: Sequence[Entry]) -> list[Entry]:
+  """Returns the entries, named by their batch where a workload was measured with several."""
+  batches = collections.defaultdict(set)
+  for entry in entries:
+    batches[entry.workload].add(entry.batch)
+
+  def name(entry: Entry) -> str:
+    alone = len(batches[entry.workload]) == 1
+    return entry.workload if alone else f"{entry.workload}, {entry.batch}"
+
+  return [entry._replace(workload=name(entry)) for entry in entries]
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
@@ -336,7 +350,7 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   rows = {row.key: row for row in (*read(out), *entries)}
   report.write_entries(out / FILE, list(rows.values()))
   where = {"platform": jax.default_backend()}
-  figure = measured.gradients([entry._asdict() | where for entry in entries])
+  figure = measured.gradients([e._asdict() | where for e in _by_batch(entries)])
   pictures.save(figure, out / "gradients.png")
 
 

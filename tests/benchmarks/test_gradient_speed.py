@@ -25,6 +25,10 @@ def test_what_a_file_holds_is_not_measured_again(_tiny, tmp_path):
   assert not gradient_speed.among(known, "mlp", ["vmap"], 6)
   assert not gradient_speed.among(known, "gpt", ["auto"], 6)
   assert gradient_speed.read(tmp_path / "none") == []
+  assert "mlp       ordinary" in gradient_speed.table(entries)
+  assert "mlp, 2    ordinary" in gradient_speed.table(
+    [*entries, entries[0]._replace(batch=2)]
+  )
   # A later measurement of something else takes nothing away.
   others = gradient_speed.measure("mlp", [], **options | {"batch_size": 2})
   gradient_speed.write(others, tmp_path)
