@@ -374,11 +374,9 @@ def keeps_apart(planned: Recipe) -> bool:
   mixes none.
   """
   jaxpr = planned.program.jaxpr
-  suspects = len(_suspects(jaxpr, set(jaxpr.invars)))
   sites = planned.program.sites()
-  convolutions = (site for site in sites if site.name == "conv_general_dilated")
-  by_rows = [s for s in convolutions if mixes(s.eqn) and row_forms.find(s) is not None]
-  return suspects == len(by_rows)
+  by_rows = {id(site.eqn) for site in sites if row_forms.find(site) is not None}
+  return all(id(eqn) in by_rows for eqn in _suspects(jaxpr, set(jaxpr.invars)))
 
 
 def _suspects(jaxpr: Any, inputs: set[Any]) -> list[Any]:
