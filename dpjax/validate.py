@@ -19,7 +19,7 @@ _LONGEST = 300
 # Letters of another library's error that are shown.
 _LONGEST_REASON = 160
 # Letters of a list of choices in an error.
-_MOST_LETTERS = 200
+_MOST_LETTERS = 180
 _WORD = re.compile(rf"[^\s=]{{{_LONGEST_WORD + 1},}}|={{{_LONGEST_WORD + 1},}}")
 
 
@@ -367,21 +367,23 @@ def one_of(choices: Iterable[str | int], **named: Any) -> None:
     if not (known and value in choices):
       # Only here: a search for the nearest word costs more than the rest of a check.
       nearest = did_you_mean(str(value), words)
-      raise UserError(
-        f"must be one of {_shortened(words)}{nearest}", field=name, value=value
-      )
+      raise UserError(f"must be one of {listed(words)}{nearest}", field=name, value=value)
 
 
-def _shortened(words: tuple[str, ...]) -> str:
+def listed(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
   """Returns the words in a row; of a row that would fill a terminal, its beginning.
 
-  >>> _shortened(("sgd", "adam"))
+  Args:
+    most: letters of a whole row.
+
+  >>> listed(("sgd", "adam"))
   'sgd, adam'
   """
+  words = tuple(map(str, words))
   whole = ", ".join(words)
-  if len(whole) <= _MOST_LETTERS:
+  if len(whole) <= most:
     return whole
-  beginning = whole[:_MOST_LETTERS].rpartition(", ")[0]
+  beginning = whole[:most].rpartition(", ")[0]
   return f"{beginning}, .. ({len(words)} in all)"
 
 

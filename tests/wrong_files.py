@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -30,11 +31,16 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance import build as relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
+from dpjax.experiments.plots import redraw
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
+from dpjax.serving import predictor
 
+_RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 SECONDS = 30  # of one file, before it counts as a hang
 SIDE = 4  # of an image
 
@@ -95,6 +101,7 @@ _VALUES = (np.nan, np.inf, -np.inf, -1.0, 1e30, 300.0, 0.5)
 ARRAYS = {
   "sound": lambda arrays, rng: arrays,
   "no arrays": lambda arrays, rng: {},
+  "other names": lambda arrays, rng: {f"array_{n}": np.zeros(1) for n in range(99)},
   **{f"{n} {v}": _value(n, v) for n in _NAMES for v in _VALUES},
   **{f"{n} {np.dtype(d)}": _dtype(n, d) for n in ("x_train", "x_test") for d in _DTYPES},
   **{f"{n} {np.dtype(d)}": _dtype(n, d) for n in ("y_train", "y_test") for d in _DTYPES},
@@ -269,6 +276,34 @@ def _other_json(path, rng):
   return None
 
 
+def _other_cell(path, rng):
+  """The same table with one cell, or one comma, more, less or other."""
+  lines = path.read_text().splitlines()
+  at = rng.choice((0, rng.randrange(len(lines))))
+  cells = lines[at].split(",")
+  place = rng.randrange(len(cells))
+  words = (
+    "",
+    "nan",
+    "inf",
+    "-1",
+    "1e400",
+    "a",
+    '"',
+    "a,b",
+    "\x00",
+    "é" * 400,
+    "=1+1",
+    "$x_1$",
+  )
+  if rng.random() < 0.2:
+    del cells[place]
+  else:
+    cells[place] = rng.choice(words)
+  lines[at] = ",".join(cells)
+  path.write_text("\n".join(lines) + "\n")
+
+
 # --- who reads them
 
 
@@ -401,6 +436,17 @@ def runs():
       "federate.local.epochs": 1,
     },
   )
+  pate_config = PateConfig(
+    num_teachers=12,
+    num_pool=60,
+    num_queries=20,
+    num_components=6,
+    eval_every=10,
+    delta=1e-5,
+  )
+  synthesis_config = SynthesisConfig(
+    epsilon=8.0, num_frequencies=8, num_steps=2, per_class=4, hidden=4, num_samples=20
+  )
   return {
     "train": lambda folder: [loop.train(central_config, folder)],
     "federate": lambda folder: [loop.train(fed_config, folder)],
@@ -410,7 +456,36 @@ def runs():
     "secure": lambda folder: secure_table.run_all(secure_config, folder),
     "relevance": lambda folder: experiment.run_all(relevance_config, folder),
     "attack": lambda folder: attack_table.run_all(attack_config, folder),
+    "pate": lambda folder: [loop.train(pate_config, folder)],
+    "synthesize": lambda folder: [loop.train(synthesis_config, folder)],
+    "serve": lambda folder: _served(central_config, folder),
+    "plot": _drawn,
   }
+
+
+def _served(config, folder):
+  """Loads a run as a service does; makes it where there is none."""
+  if not folder.exists():
+    loop.train(config, folder)
+  predictor.Predictor.load(folder)
+  return []
+
+
+_TABLES = ("mnist_curves/curve", "radp/test1_mnist/report", "attacks/roc", "data/data")
+
+
+def _drawn(folder):
+  """Draws every table of a folder again; makes the folder where there is none."""
+  if not folder.exists():
+    folder.mkdir()
+    for name in _TABLES:
+      table = _RESULTS / f"{name}.csv"
+      if table.exists():
+        shutil.copyfile(table, folder / f"{table.parent.name}_{table.name}")
+  for table in sorted(folder.iterdir()):
+    redraw.plot([table], [folder / "picture.svg"])
+    (folder / "picture.svg").unlink(missing_ok=True)
+  return []
 
 
 def damaged_folder(whole, folder, rng):
@@ -424,6 +499,9 @@ def damaged_folder(whole, folder, rng):
   files = sorted(path for path in folder.rglob("*") if path.is_file())
   path = rng.choice(files)
   shown = f"{'stopped' if stopped else 'ended'} {path.relative_to(folder)}"
+  if path.suffix == ".csv" and rng.random() < 0.7:
+    _other_cell(path, rng)
+    return f"{shown}: another cell"
   if path.suffix in (".json", ".jsonl") and rng.random() < 0.5:
     _other_json(path, rng)
     return f"{shown}: other JSON"

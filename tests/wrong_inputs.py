@@ -7,13 +7,15 @@
 | `values`      | a text that a command line could hold for a field of a published config: a |
 |               | random hostile word, or the field's own value with one mark changed       |
 | `data sets`   | an .npz file, or the folder of one, damaged in one way: `wrong_files`      |
-| `run folders` | one file of a run's folder, ended or stopped, damaged in one way          |
+| `run folders` | one file of a run's folder, ended or stopped, damaged in one way; or a     |
+|               | table of results that launch.plot draws                                   |
+| `commands`    | flags of launchers that read no config: `wrong_commands`                  |
 
 A value goes the way of a launcher's override, through the check of its kind of config; files are
 read as a run reads them. Allowed are: to be accepted, or to be refused by an error of one line
 under 300 characters. wrong_inputs.csv counts both, and what was neither: another error (a traceback
-for the user), a longer line, a value that took 10 seconds or a file that took 30. Exit code 1 where
-there was one.
+for the user), a longer line, a value that took 10 seconds of processor time or a file that took 30
+seconds. Exit code 1 where there was one.
 """
 
 import argparse
@@ -44,7 +46,7 @@ from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import report, switches
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.validate import UserError
-from tests import wrong_files
+from tests import commands, wrong_commands, wrong_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1] / "configs"
 _LONGEST = 300
@@ -115,9 +117,14 @@ def tried(config, check, path, text):
   return judged(checked)
 
 
-def judged(call, slow=_SLOW):
-  """Returns the verdict on one call: as of `tried`."""
-  began = time.monotonic()
+def judged(call, slow=_SLOW, clock=time.process_time):
+  """Returns the verdict on one call: as of `tried`.
+
+  Args:
+    slow: seconds of the clock that are too long.
+    clock: by default the processor's, which other work on the machine does not move.
+  """
+  began = clock()
   try:
     call()
     verdict = "accepted"
@@ -131,17 +138,19 @@ def judged(call, slow=_SLOW):
     verdict = "slow: does not end"
   except Exception as error:
     verdict = f"traceback: {type(error).__name__}: {str(error)[:200]!r}"
-  seconds = time.monotonic() - began
+  seconds = clock() - began
   return f"slow: {seconds:.0f} s" if seconds > slow else verdict
 
 
 def walk(launcher, count, seed):
   """Tries so many values; returns how often each verdict came."""
+  verdicts = collections.Counter()
+  if launcher not in _checks():
+    return verdicts
   kind, check = _checks()[launcher]
   configs = published(kind)
   names = sorted(configs)
   rng = random.Random(f"{seed} {launcher}")
-  verdicts = collections.Counter()
   for number in range(count):
     name = names[number % len(names)]
     config = configs[name]
@@ -170,7 +179,7 @@ def walk_data(launcher, count, seed):
         with wrong_files.in_time():
           read(path)
 
-      verdict = judged(call, wrong_files.SECONDS)
+      verdict = judged(call, wrong_files.SECONDS, time.monotonic)
     verdicts[verdict.split(":")[0]] += 1
     if ":" in verdict:
       print(f"{launcher}: data set with {word} ({path}): {verdict}", flush=True)
@@ -179,9 +188,9 @@ def walk_data(launcher, count, seed):
 
 def walk_folders(launcher, count, seed):
   """Goes on with so many damaged folders of a small run; returns the verdicts."""
-  if not count:
+  go_on = wrong_files.runs().get(launcher)
+  if not count or go_on is None:
     return collections.Counter()
-  go_on = wrong_files.runs()[launcher]
   rng = random.Random(f"{seed} {launcher} folders")
   verdicts = collections.Counter()
   with tempfile.TemporaryDirectory() as parent:
@@ -198,11 +207,31 @@ def walk_folders(launcher, count, seed):
         if failed:
           raise UserError("; ".join(failed))
 
-      verdict = judged(call, wrong_files.SECONDS)
+      verdict = judged(call, wrong_files.SECONDS, time.monotonic)
       verdicts[verdict.split(":")[0]] += 1
       if ":" in verdict:
         print(f"{launcher}: {word}: {verdict}", flush=True)
       shutil.rmtree(folder, ignore_errors=True)
+  return verdicts
+
+
+def walk_commands(launcher, count, seed):
+  """Runs so many commands with one wrong flag; returns the verdicts."""
+  rng = random.Random(f"{seed} {launcher} commands")
+  verdicts = collections.Counter()
+  if not count or launcher not in wrong_commands.SOUND:
+    return verdicts
+  # JAX's backend does not survive a fork: the run is made by a process of its own.
+  with tempfile.TemporaryDirectory() as parent:
+    run_folder = pathlib.Path(parent) / "run"
+    if "RUN" in " ".join(wrong_commands.SOUND[launcher]):
+      commands.run("launch.train", "--config.num_steps=2", f"--workdir={run_folder}")
+    for number in range(count):
+      words = wrong_commands.changed(launcher, number, rng, text_for)
+      verdict = wrong_commands.judged(launcher, words, run_folder)
+      verdicts[verdict.split(":")[0]] += 1
+      if ":" in verdict:
+        print(f"launch.{launcher} {words}: {verdict}", flush=True)
   return verdicts
 
 
@@ -213,28 +242,39 @@ def main():
   parser.add_argument(
     "--folders", type=int, default=100, help="damaged run folders for each"
   )
-  parser.add_argument("--only", default=",".join(_checks()), help="launchers, by commas")
+  parser.add_argument(
+    "--commands", type=int, default=1_000, help="commands for each without a config"
+  )
+  every = dict.fromkeys([*wrong_commands.SOUND, *_checks(), *wrong_files.runs()])
+  parser.add_argument("--only", default=",".join(every), help="launchers, by commas")
   parser.add_argument("--out", default="", help="folder for wrong_inputs.csv")
   parser.add_argument("--seed", type=int, default=0)
   options = parser.parse_args()
   rows = []
+  wrong_commands.load()
   walks = (
+    ("commands", walk_commands, options.commands),
     ("values", walk, options.count),
     ("data sets", walk_data, options.data),
     ("run folders", walk_folders, options.folders),
   )
-  for launcher in options.only.split(","):
-    for inputs, tour, count in walks:
+  launchers = options.only.split(",")
+  names = ("accepted", "refused", "traceback", "long", "slow")
+  # Commands come first: they are forked, which a backend of JAX that has started does not survive.
+  for inputs, tour, count in walks:
+    for launcher in launchers:
       verdicts = tour(launcher, count, options.seed)
-      # a launcher that reads no file of data tries none
+      # A launcher that reads no such input.
+      if not verdicts:
+        continue
       row = {"launcher": launcher, "inputs": inputs, "tried": sum(verdicts.values())}
-      names = ("accepted", "refused", "traceback", "long", "slow")
       rows.append(row | {name: verdicts[name] for name in names})
       print(rows[-1], flush=True)
-  if options.out:
-    folder = pathlib.Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    report.write_csv(folder / "wrong_inputs.csv", rows)
+      if options.out:
+        folder = pathlib.Path(options.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        ordered = sorted(rows, key=lambda row: launchers.index(row["launcher"]))
+        report.write_csv(folder / "wrong_inputs.csv", ordered)
   return int(any(row["traceback"] + row["long"] + row["slow"] for row in rows))
 
 

@@ -14,9 +14,11 @@ import numpy as np
 
 from dpjax.data.dataset import Dataset, from_arrays, in_files
 from dpjax.data.rows import File, stay_in_files
-from dpjax.validate import UserError, Verbatim, first_line, no_pipe
+from dpjax.validate import UserError, Verbatim, first_line, listed, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+# Letters of the names in a file that an error lists.
+_MOST_NAMES = 80
 UNDECLARED = (
   "must be declared, since counting private labels would let one record decide the shape of "
   "the model: give it as num_classes= (--config.data.num_classes)"
@@ -104,7 +106,7 @@ def _both(
 ) -> tuple[Dataset, Dataset]:
   missing = [key for key in KEYS if key not in arrays]
   if missing:
-    have = ", ".join(sorted(arrays)) or "nothing"
+    have = listed(sorted(arrays), _MOST_NAMES) or "nothing"
     raise UserError(f"has no {', '.join(missing)} (it holds {have})")
   public = {
     "num_classes": _num_classes(arrays, asked_classes),
@@ -148,7 +150,9 @@ def _load(
   try:
     missing = [key for key in fields if key not in arrays]
     if missing:
-      raise UserError(f"has no {', '.join(missing)} (it holds {', '.join(sorted(arrays))})")
+      raise UserError(
+        f"has no {', '.join(missing)} (it holds {listed(sorted(arrays), _MOST_NAMES)})"
+      )
     return _both(arrays, path.stem, num_classes), arrays
   except UserError as error:
     raise UserError(f"{error}", field="name", value=Verbatim(f"'{path}'")) from error

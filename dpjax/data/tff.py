@@ -28,7 +28,7 @@ from dpjax.data.federation import Federation
 from dpjax.data.npz import UNDECLARED
 from dpjax.data.prepared import stored_features, stored_values
 from dpjax.data.registry import user_path
-from dpjax.validate import UserError, first_line, integer_at_least
+from dpjax.validate import UserError, first_line, integer_at_least, listed
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 # name for `launch.prepare` -> the database; its address is URL, the file and .lzma
@@ -159,7 +159,7 @@ def _kind(features: Mapping[str, Any], max_length: int) -> _Kind:
   key = next((key for key in (*_IMAGES, *_TEXTS) if key in features), None)
   if key is None:
     known = ", ".join((*_IMAGES, *_TEXTS))
-    raise UserError(f"must hold one of {known}, has {', '.join(sorted(features))}")
+    raise UserError(f"must hold one of {known}, has {listed(sorted(features), 80)}")
   if key in _TEXTS:
     return _Kind(key, (max_length,), np.int32, False)
   shape, dtype = _IMAGES[key]

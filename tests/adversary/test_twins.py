@@ -58,6 +58,14 @@ def test_the_last_table_has_every_twin_and_each_is_refuted():
   assert [row for row in rows if row["refuted"] != "True"] == []
 
 
+def test_the_last_table_has_every_row_and_each_can_be_refuted():
+  rows = tables.entries("audits/table.csv")
+  assert {row["what"] for row in rows} == {
+    f"{package}.{subject}" for package, subject in registry.subjects()
+  }
+  assert all(float(row["ceiling"]) > 0 for row in rows)
+
+
 def test_differences_that_come_again_are_seen_and_those_of_fresh_noise_are_not():
   noise = np.random.default_rng(0).standard_normal((2, 4000, 2))
   fresh = game.repeats(noise[0], noise[1])

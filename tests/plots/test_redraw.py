@@ -246,6 +246,15 @@ def test_a_column_that_is_not_there_is_refused(tmp_path, asked, message):
     redraw.plot([path], [tmp_path / "a.png"], asked=redraw.Asked(**asked))
 
 
+def test_a_table_of_many_columns_is_refused_in_one_line(tmp_path):
+  names = [f"a_column_of_a_table_{number}" for number in range(99)]
+  path = _write(tmp_path / "a.csv", names, [[1] * 99])
+  for asked in (redraw.Asked(), redraw.Asked(x="x", y="y")):
+    with pytest.raises(UserError, match="in all") as caught:
+      redraw.plot([path], [tmp_path / "a.png"], asked=asked)
+    assert len(str(caught.value)) < 293
+
+
 def test_what_cannot_stand_on_one_picture_is_refused(tmp_path):
   empty = _write(tmp_path / "a.csv", ["x", "y"], [["nan", 1], [1, "inf"]])
   with pytest.raises(UserError, match="no row holds a finite number in both"):

@@ -185,7 +185,8 @@ MakePlan = Callable[..., Plan]
 
 
 def names() -> tuple[str, ...]:
-  """Returns every correlation of noise, every kind of statistics and every other option."""
+  """Returns every correlation of noise, each that a config names, every kind of statistics and
+  every other option."""
   correlations = {
     name
     for name, member in inspect.getmembers(correlated)
@@ -201,6 +202,7 @@ def names() -> tuple[str, ...]:
   shapes = {field.name for field in dataclasses.fields(NoiseShape)} - {"correlation"}
   return (
     *(f"correlation:{name}" for name in sorted(correlations)),
+    *(f"strategy:{name}" for name in correlated.STRATEGIES),
     *(f"statistics:{name}" for name in sorted(released)),
     *(f"noise_shape:{name}" for name in sorted(shapes)),
   )
@@ -217,37 +219,34 @@ def _numbers(**options: Any) -> dict[str, Any]:
   return numbers | options
 
 
-_INVERSES = (
-  correlated.BandInvMf(bands=3),
-  correlated.Bisr(bands=4),
-  correlated.Bifr(bands=4),
-  correlated.LambdaCgd(),
-)
-# By class, its strategies and what each adds to the name of a case.
-_STRATEGIES: dict[str, dict[str, Any]] = {
-  "Independent": {"": correlated.Independent()},
-  "Tree": {"": correlated.Tree(restart_every=4)},
-  "BandedToeplitz": {"": correlated.BandedToeplitz((1.0, 0.5))},
-  "BufferedToeplitz": {"": correlated.BufferedToeplitz((0.5,), (0.5,))},
-  "InverseBanded": {
-    f", {type(choice).__name__}": dataclasses.replace(choice, redraw=True).make(4, 2)
-    for choice in _INVERSES
-  },
+def _inverse(choice: Any) -> Any:
+  # A plan of so few parameters would keep earlier noise, and not draw it again.
+  return dataclasses.replace(choice, redraw=True).make(num_steps=4, min_sep=2)
+
+
+# Subject -> its correlation. Others that a config names are made of those of a class here.
+_CORRELATIONS: dict[str, Any] = {
+  "correlation:Independent": correlated.Independent(),
+  "correlation:Tree": correlated.Tree(restart_every=4),
+  "correlation:BandedToeplitz": correlated.BandedToeplitz((1.0, 0.5)),
+  "correlation:BufferedToeplitz": correlated.BufferedToeplitz((0.5,), (0.5,)),
+  "correlation:InverseBanded": _inverse(correlated.Bisr(bands=4)),
+  "strategy:band_inv_mf": _inverse(correlated.BandInvMf(bands=3)),
+  "strategy:bifr": _inverse(correlated.Bifr(bands=4)),
+  "strategy:lambda_cgd": _inverse(correlated.LambdaCgd()),
 }
 
 
-def _correlation(name: str, make_plan: MakePlan = Plan) -> list[Game]:
+def _correlation(subject: str, make_plan: MakePlan = Plan) -> list[Game]:
   """A record that takes part in every second of four steps, by zero-out."""
+  shape = NoiseShape(correlation=_CORRELATIONS[subject])
 
-  def played(
-    which: str, crowd: str, others: np.ndarray, noise_multiplier: float = _Z
-  ) -> Game:
-    shape = NoiseShape(correlation=_STRATEGIES[name][which])
+  def played(crowd: str, others: np.ndarray, noise_multiplier: float = _Z) -> Game:
     numbers = _numbers(sampler=_IN_TURN, num_steps=4, noise_shape=shape)
     return game(
       PACKAGE,
-      f"correlation:{name}",
-      f"a record in every second step, {crowd}{which}",
+      subject,
+      f"a record in every second step, {crowd}",
       make_plan(**(numbers | {"noise_multiplier": noise_multiplier})),
       # The last of four records is in the second and fourth step, the first in those before.
       (np.append(others, 0.0), np.append(others, 1.0))
@@ -255,16 +254,12 @@ def _correlation(name: str, make_plan: MakePlan = Plan) -> list[Game]:
       else (np.append(0.0, others), np.append(1.0, others)),
     )
 
-  games = [
-    played(which, crowd, others)
-    for which in _STRATEGIES[name]
-    for crowd, others in (("alone", _ALONE), ("against others", _CROWD))
-  ]
-  if name == "InverseBanded":
+  games = [played("alone", _ALONE), played("against others", _CROWD)]
+  if subject == "correlation:InverseBanded":
     # The score above is the best against noise C^-1 z. Noise that is drawn again wrongly has
     # another covariance, against which it may be poor: a learned one sees that. It needs many
     # draws for a large epsilon, hence the loud noise.
-    loud = played(", Bisr", "last", _ALONE, noise_multiplier=_LOUD)
+    loud = played("last", _ALONE, noise_multiplier=_LOUD)
     learned = f"{loud.case}, loud noise, a learned score"
     games.append(dataclasses.replace(loud, case=learned, adversary=linear))
   return games
@@ -332,11 +327,16 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
 
 # Subject -> (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {
-  **{f"correlation:{name}": functools.partial(_correlation, name) for name in _STRATEGIES},
+  **{subject: functools.partial(_correlation, subject) for subject in _CORRELATIONS},
   "statistics:ChannelStatistics": _statistics,
   "noise_shape:schedule": _schedule,
 }
 NO_CLAIM = {
   "statistics:Whitening": "accounted as ChannelStatistics is; its noise is mechanisms.Whitening",
+  "strategy:identity": "correlation:Independent",
+  "strategy:tree": "correlation:Tree",
+  "strategy:banded": "correlation:BandedToeplitz",
+  "strategy:blt": "correlation:BufferedToeplitz",
+  "strategy:bisr": "correlation:InverseBanded, whose game has its coefficients",
   "noise_shape:shares": "a change of units around one draw: transforms.clip_and_noise by groups",
 }

@@ -15,7 +15,7 @@ from dpjax.experiments.plots.csv_tables import CsvTable, Row
 from dpjax.experiments.run import report, writers
 from dpjax.experiments.sweeps import curve_picture, noise_histograms, panels
 from dpjax.pictures import PAGE, Look
-from dpjax.validate import UserError
+from dpjax.validate import UserError, listed
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -128,7 +128,7 @@ def _as_written(
   if layout is None:
     raise UserError(
       f"none of dpjax's own files; give --x and --y of its columns: "
-      f"{', '.join(table.columns)}",
+      f"{listed(table.columns, 120)}",
       field="csv",
       value=str(table.path),
     )

@@ -27,7 +27,7 @@ from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.run.loop import Job
 from dpjax.experiments.sweeps import cost, engine, labelled
 from dpjax.experiments.sweeps.engine import Point, Row
-from dpjax.validate import UserError
+from dpjax.validate import UserError, listed
 
 
 def alone_as(config: AttackConfig) -> str:
@@ -60,7 +60,7 @@ def points(config: AttackConfig) -> list[Point]:
   strange = [label for label in config.beside if label not in labels]
   if strange:
     raise UserError(
-      f"is no row; rows are {', '.join(labels)}", field=f"beside[{strange[0]!r}]"
+      f"is no row; rows are {listed(labels)}", field=f"beside[{strange[0]!r:.60}]"
     )
   attacked = {point.config.attack.section for point in all_points}
   others = {"train", "federate"} - attacked

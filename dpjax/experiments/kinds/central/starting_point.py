@@ -159,7 +159,7 @@ def _check_head(config: TrainConfig, params: Params) -> None:
   if saved.HEAD not in layers:
     raise UserError(
       f"needs a model whose last layer is {saved.HEAD!r}; those of "
-      f"model.name={config.model.name!r} are {', '.join(map(repr, layers))}",
+      f"model.name={config.model.name!r} are {validate.listed(map(repr, layers), 120)}",
       field="trainable",
       value=name,
     )
