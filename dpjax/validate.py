@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 # Limits of a message: the longest word without a space, and the length from which a value
-# is cut.
+# is cut: 300 with the "error: " of a launcher.
 _LONGEST_WORD = 160
-_LONGEST = 300
+_LONGEST = 292
 # Letters of another library's error that are shown.
 _LONGEST_REASON = 160
 # Letters of a list of choices in an error.

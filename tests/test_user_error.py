@@ -1,8 +1,10 @@
 """The text of a user's error: one line, of a length that a terminal shows."""
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 
+from dpjax import validate
 from dpjax.validate import UserError
 
 
@@ -21,3 +23,11 @@ def test_short_messages_are_as_they_were_written():
     "x='" + "a b " * 20 + "': must be one of " + ", ".join(f"choice_{i}" for i in range(5))
   )
   assert str(UserError(text)) == text
+
+
+@pytest.mark.parametrize("word", ["a" * 400, "[" * 200, "a b " * 99])
+def test_a_choice_of_any_length_ends_a_command_in_less_than_300_letters(word):
+  choices = [f"a_choice_{number}" for number in range(99)]
+  with pytest.raises(UserError) as caught:
+    validate.one_of(choices, topic=word)
+  assert len(f"error: {caught.value}") < 300

@@ -60,10 +60,11 @@ def test_the_last_table_has_every_twin_and_each_is_refuted():
 
 def test_the_last_table_has_every_row_and_each_can_be_refuted():
   rows = tables.entries("audits/table.csv")
-  assert {row["what"] for row in rows} == {
-    f"{package}.{subject}" for package, subject in registry.subjects()
-  }
-  assert all(float(row["ceiling"]) > 0 for row in rows)
+  subjects = {f"{package}.{subject}" for package, subject in registry.subjects()}
+  assert {row["what"] for row in rows} == subjects
+  # Of each row some claims, not all: a delta of 1e-5 needs more draws than a table has.
+  refutable = {row["what"] for row in rows if "CANNOT REFUTE" not in row["ceiling"]}
+  assert refutable == subjects
 
 
 def test_differences_that_come_again_are_seen_and_those_of_fresh_noise_are_not():
