@@ -379,12 +379,12 @@ def listed(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
   >>> listed(("sgd", "adam"))
   'sgd, adam'
   """
-  words = tuple(map(str, words))
-  whole = ", ".join(words)
+  texts = tuple(map(str, words))
+  whole = ", ".join(texts)
   if len(whole) <= most:
     return whole
   beginning = whole[:most].rpartition(", ")[0]
-  return f"{beginning}, .. ({len(words)} in all)"
+  return f"{beginning}, .. ({len(texts)} in all)"
 
 
 def slip_of(word: str, known: Iterable[str]) -> str | None:

@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 
 from tests import commands
 
@@ -133,7 +134,8 @@ def _become(module: str, words: list[str], errors: pathlib.Path) -> None:
   except SystemExit as end:
     os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
   except BaseException:
-    sys.excepthook(*sys.exc_info())
+    traceback.print_exc()
+    sys.stderr.flush()
     os._exit(70)
   os._exit(0)
 
