@@ -51,7 +51,7 @@ class Local(NamedTuple):
   params: Params
   opt_state: Any
   memory: Any  # what this client kept from its last round
-  loss_sum: Array  # [] over the examples of all steps
+  loss_sum: Array  # [] float32, over the examples of all steps
   num_seen: Array  # [] float32, examples of all steps
   num_steps: Array  # [] int32, steps that had an example
   num_examples: Array  # [] of the client
@@ -61,7 +61,8 @@ class Local(NamedTuple):
     """Returns the client with one more step counted: examples [B] of `mask`, with their sum
     of losses."""
     return self._replace(
-      loss_sum=self.loss_sum + loss,
+      # A loop over steps keeps the type of what it carries, also for losses in float64.
+      loss_sum=self.loss_sum + jnp.asarray(loss, self.loss_sum.dtype),
       num_seen=self.num_seen + jnp.sum(mask),
       num_steps=self.num_steps + 1,
     )

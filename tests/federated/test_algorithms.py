@@ -365,6 +365,26 @@ def test_a_number_that_names_no_client_is_one_line(name, ids):
   assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
+def _two_rounds(name):
+  algorithm = registry.build(name)
+  state = registry.start(name, algorithm)
+  cohort = from_batches(problems.ragged((3, 2), width=3), batch_size=2)
+  for _ in range(2):
+    state, _ = algorithm.round(state, cohort)
+  return params_of(state)
+
+
+@pytest.mark.parametrize("name", sorted(registry.ALGORITHMS))
+def test_in_double_precision_every_algorithm_ends_where_it_does_in_single(name):
+  single = _two_rounds(name)
+  with jax.enable_x64(True):
+    double = _two_rounds(name)
+  assert {leaf.dtype.name for leaf in jax.tree.leaves(double)} == {"float64"}
+  # What is drawn at random is drawn anew for other types.
+  if not any(word in name for word in ("compressed", "feedback", "noise")):
+    problems.assert_trees_close(single, double, rtol=1e-5)
+
+
 @pytest.mark.parametrize("ids", [[5], [-1], [0, 10**9]])
 def test_rows_of_nobody_are_one_line(ids):
   states = federated.client_states.ClientStates(np.zeros(2, np.float32), num_clients=5)

@@ -74,7 +74,9 @@ def apfl_client(
       lambda v, w, g: jnp.sum((v - w) * g), personal.params, personal.local.params, gradient
     )
     along = alpha_learning_rate * sum(jax.tree.leaves(slopes))
-    moved = personal.alpha - jnp.where(personal.local.num_steps == 0, along, 0.0)
+    change = jnp.where(personal.local.num_steps == 0, along, 0.0)
+    # A loop over steps keeps alpha's type, also beside parameters in float64.
+    moved = personal.alpha - change.astype(personal.alpha.dtype)
     return Personal(
       local=shared.step(received, personal.local, examples, mask),
       params=optax.apply_updates(personal.params, updates),

@@ -43,7 +43,9 @@ def _scores(loss_fn: LossFn) -> ClientAlgorithm:
 
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     total = lambda params: clients.batch_loss(loss_fn, params, examples, mask)[1]
-    sums = local.params + jax.vmap(total)(received.params)
+    totals = jax.vmap(total)(received.params)  # [K]
+    # A loop over steps keeps the type of its sums, also for losses in float64.
+    sums = local.params + totals.astype(local.params.dtype)
     return local._replace(params=sums).counted(mask)
 
   def finish(received: Received, local: Local) -> Any:
