@@ -5,8 +5,6 @@ No list of fields is kept here: `leaf_walk` finds them, and other values for the
 
 import copy
 import dataclasses
-import importlib
-import pathlib
 import pickle
 import re
 from unittest import mock
@@ -37,23 +35,9 @@ from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_tabl
 from dpjax.plan import Plan
 from dpjax.sampling import PoissonSampler
 from dpjax.validate import UserError
-from tests.runs import descriptions, leaf_walk, relevance_description
+from tests.runs import descriptions, leaf_walk, published_runs, relevance_description
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2] / "configs"
-
-
-def _published():
-  """Name -> config of every file of configs/ that returns one."""
-  found = {}
-  for path in sorted(_ROOT.rglob("*.py")):
-    name = ".".join(path.relative_to(_ROOT.parent).with_suffix("").parts)
-    module = importlib.import_module(name)
-    if hasattr(module, "get_config"):
-      found[name.removeprefix("configs.")] = module.get_config()
-  return found
-
-
-_CONFIGS = _published()
+_CONFIGS = published_runs.configs()
 
 
 def _of(kind):
@@ -64,9 +48,8 @@ def _runs():
   """Every published run, those of sweeps included: the last of each line of variants."""
   found = _of((TrainConfig, FedConfig))
   for name, config in _of(grid.SweepConfig).items():
-    for point in grid.points(config):
-      line = point.overrides.get("variant", "").split(" @ ")[0]
-      found[f"{name} {line}".strip()] = point.config
+    for line, run in published_runs.ends(config, -1).items():
+      found[f"{name} {line}".strip()] = run
   return found
 
 
@@ -239,6 +222,16 @@ def test_every_field_beside_every_choice_changes_the_run_or_is_refused(
 
 
 # --- sweeps
+
+
+@pytest.mark.parametrize("name", ["sweeps.fed_user_level", "sweeps.correlated_noise"])
+def test_ends_of_lines_are_those_of_the_whole_sweep(name):
+  firsts, lasts = {}, {}
+  for point in grid.points(_CONFIGS[name]):
+    firsts.setdefault(published_runs.line(point), point.config)
+    lasts[published_runs.line(point)] = point.config
+  assert published_runs.ends(_CONFIGS[name], 0) == firsts
+  assert published_runs.ends(_CONFIGS[name], -1) == lasts
 
 
 def _points(config):

@@ -7,9 +7,7 @@ would count them, if a divisor or a probability followed it (arXiv 2605.15648).
 
 import contextlib
 import dataclasses
-import importlib
 import json
-import pathlib
 from unittest import mock
 
 import numpy as np
@@ -42,43 +40,34 @@ from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import attack_table, experiment, grid
 from dpjax.relevance import gradient_methods
 from dpjax.validate import UserError
-from tests.runs import descriptions
+from tests.runs import descriptions, published_runs
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2] / "configs"
 _ADD = "add_or_remove_one"
 
 
 def _published():
   """Name -> run: of every published config, those of its sweeps, tables and curves included."""
   found = {}
-  for path in sorted(_ROOT.rglob("*.py")):
-    name = ".".join(path.relative_to(_ROOT).with_suffix("").parts)
-    module = importlib.import_module(f"configs.{name}")
-    if not hasattr(module, "get_config"):
-      continue
-    config = module.get_config()
-    for label, run in _runs_of(config):
+  for name, config in published_runs.configs().items():
+    for label, run in _runs_of(config).items():
       found[f"{name} {label}".strip()] = run
   return found
 
 
 def _runs_of(config):
-  """(label, run) of a config: one of each line of variants."""
-  tables = {
-    grid.SweepConfig: grid,
-    AttackConfig: attack_table,
-    RelevanceConfig: experiment,
-  }
+  """Label -> run of a config: the first of each line of variants."""
+  if isinstance(config, grid.SweepConfig):
+    return published_runs.ends(config, 0)
+  tables = {AttackConfig: attack_table, RelevanceConfig: experiment}
   if type(config) not in tables:
-    return [("", config)] if isinstance(config, (TrainConfig, FedConfig)) else []
+    return {"": config} if isinstance(config, (TrainConfig, FedConfig)) else {}
   lines = {}
   for point in tables[type(config)].points(config):
-    label = str(point.overrides.get("variant", "")).split(" @ ")[0]
     run = point.config
     if isinstance(run, AttackConfig):
       run = attack_build.attacked_config(run)
-    lines.setdefault(label, run)
-  return lines.items()
+    lines.setdefault(published_runs.line(point), run)
+  return lines
 
 
 _RUNS = _published()
