@@ -753,40 +753,6 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
   return RowLengths(_limited(rounded, sizes, longest), extent)
 
 
-def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
-  """Bounds |sum of left^T right| entry by entry, also for another evaluation.
-
-  Where rows cancel, it is as long as their sizes over `_MOST_CANCELLED`.
-  """
-  total = jnp.abs(summed_product(parts, left_size))  # [N, K, P]
-  if sum(part.right.shape[1] for part in parts) == 1:
-    return total * (1 + _growth(parts[0]))
-  rounding = _rounding(parts, total.dtype)
-  least = 4 * float(jnp.finfo(total.dtype).eps)
-  charges = [max(rounding + _growth(part), least) for part in parts]
-  allowances = list(map(_with_allowance, parts, charges))
-  total = total + summed_product(allowances, left_size)
-  shortest = [_with_allowance(part, 1 / _MOST_CANCELLED) for part in parts]
-  floor = summed_product(shortest, left_size)  # [N, K, P]
-  cancels = lengths.scaled(floor).norm > lengths.scaled(total).norm
-  return jnp.where(cancels, floor, total)
-
-
-def _with_allowance(part: RowFactors, charge: float) -> RowFactors:
-  """Returns sizes of both sides whose product is the rounding allowance. The larger side of
-  each row bears it, so that products of rows that cancel stay within the range of floats."""
-  right = jnp.abs(part.right)
-  if not is_float(part.left):
-    return RowFactors(part.left, right * charge)
-  left = jnp.abs(part.left)
-  on_left = jnp.max(left, axis=2, keepdims=True) > jnp.max(right, axis=2, keepdims=True)
-  return RowFactors(
-    left * jnp.where(on_left, charge, 1),
-    right * jnp.where(on_left, 1, charge),
-    part.chosen,
-  )
-
-
 def summed_product(
   parts: Sequence[RowFactors], left_size: int, *, as_sums: bool = False
 ) -> jax.Array:
