@@ -706,16 +706,6 @@ def _limited(length: Length, sizes: jax.Array, longest: jax.Array) -> Length:
   )
 
 
-def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:
-  """Bound on the error of adding the products of all rows, in units of the sum of their sizes.
-
-  T products, added in whichever order, with or without fused operations, are off by T eps / 2
-  (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
-  """
-  rows = sum(part.right.shape[1] for part in parts)
-  return (rows + 2) * float(jnp.finfo(dtype).eps) / 2
-
-
 def _growth(part: RowFactors) -> float:
   """Returns the most that a clipped sum's product of a row exceeds its size by, as a share of it.
 
@@ -741,8 +731,12 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
   ]
   sizes = functools.reduce(jnp.add, [rows.norm for rows in each])
   longest = functools.reduce(jnp.add, [rows.longest for rows in each])
+  # T products, added in whichever order, with or without fused operations, are off by T eps / 2
+  # (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
+  rows = sum(part.right.shape[1] for part in parts)
+  rounding = (rows + 2) * float(jnp.finfo(product.dtype).eps) / 2
   # The product may be shorter by as much as the sum's is longer.
-  charges = [_rounding(parts, product.dtype) + 2 * _growth(part) for part in parts]
+  charges = [rounding + 2 * _growth(part) for part in parts]
   pairs = list(zip(charges, each))
   charged = functools.reduce(jnp.add, [charge * rows.norm for charge, rows in pairs])
   most = functools.reduce(jnp.add, [charge * rows.longest for charge, rows in pairs])

@@ -163,7 +163,9 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
     ]
     length, extent = row_forms.gram_length(parts, known)
     return Norms((length,), None, extent)
-  product = row_forms.summed_product(parts, _left_size(unit), as_sums=True)
+  first_form = unit.forms[0]
+  left_size = first_form.right if unit.swapped[0] else first_form.left
+  product = row_forms.summed_product(parts, left_size, as_sums=True)
   # [N, K, P], or [N, P, K]. A held one is itself what is summed.
   if unit.hold:
     return Norms((lengths.of(product),), product)
@@ -183,10 +185,6 @@ def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
   return [
     RowFactors(p.right, p.left) if swap else p for p, swap in zip(parts, unit.swapped)
   ]
-
-
-def _left_size(unit: Unit) -> int:
-  return unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
 
 
 def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
