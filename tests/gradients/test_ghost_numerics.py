@@ -62,6 +62,20 @@ def test_p20_half_precision_norms_and_sums_are_float32(dtype):
   np.testing.assert_allclose(slow.norms, fast.norms, rtol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_number_of_the_loss_meets_parameters_in_half_precision(dtype):
+  """As the degrees of freedom in `jnp.std` do, which are an argument of an inner function."""
+  params = {"w": _normal(4, 2).astype(dtype)}
+  batch = _normal(6, 4)
+
+  def loss(p, x):
+    kernel = p["w"] / (jnp.std(p["w"]) + 0.1)
+    return jnp.sum(jnp.tanh(x.astype(dtype) @ kernel)).astype(jnp.float32)
+
+  slow, fast = (_sum(loss, params, batch, method) for method in ("vmap", "ghost"))
+  _close(slow.total, fast.total, 2e-2)
+
+
 def test_half_precision_parameters_get_a_float32_sum():
   params = {"w": jnp.full((2, 3), 0.5, jnp.bfloat16)}
   batch = jnp.ones((1000, 2), jnp.bfloat16) / 8

@@ -9,6 +9,7 @@ from jax import lax
 
 from dpjax import gradients
 from dpjax.gradients.ghost import units
+from dpjax.parallel import made_for, targets
 
 _TOLERANCE = 1e-5
 
@@ -146,3 +147,31 @@ def test_float64_has_its_own_range(route, scale, monkeypatch):
     ).total
     expected = min(1e-3, scale * np.sqrt(12))
     np.testing.assert_allclose(np.linalg.norm(total / expected), 1, rtol=1e-5)
+
+
+def _standardized(w, x, g):
+  """A matrix that is transformed first: its gradients are formed twice, in a loop."""
+  centred = w - w.mean(0, keepdims=True)
+  return jnp.sum((x @ (centred / (w.std(0, keepdims=True) + 1e-3))) * g)
+
+
+@pytest.mark.parametrize("machine", [None, "gpu:h100:1"])
+@pytest.mark.parametrize("loss", [_dense, _conv, _standardized])
+def test_a_rare_example_moves_the_sum_by_its_own_term_alone(loss, machine):
+  """Whatever the others are: rare as well, not finite, absent."""
+  rng = np.random.default_rng(5)
+  w = jnp.asarray(rng.normal(size=(4, 3)), jnp.float32)
+  x = rng.normal(size=(8, 6, 4)).astype(np.float32)
+  g = rng.normal(size=(8, 6, 3)).astype(np.float32)
+  x *= np.float32([1, 1e25, 1e-25, np.nan, 1e30, 1, 1e-38, 1e36])[:, None, None]
+  with made_for.compiling_for(targets.parse(machine) if machine else None):
+    grad_fn = gradients.clipped_grad(
+      lambda w, example: loss(w, *example), l2_clip_norm=1.0, method="ghost"
+    )
+    total = jax.jit(lambda mask: grad_fn(w, (x, g), mask).total)
+    everyone = np.asarray(total(np.ones(8, bool)), np.float64)
+    for row in range(8):
+      others = np.asarray(total(np.arange(8) != row), np.float64)
+      term = np.asarray(total(np.arange(8) == row), np.float64)
+      assert np.linalg.norm(everyone - others) <= 1 + _TOLERANCE
+      np.testing.assert_allclose(everyone - others, term, atol=_TOLERANCE)

@@ -9,11 +9,10 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 | case                                          | what happens                              |
 | --------------------------------------------- | ----------------------------------------- |
 | NaN or infinite gradient, padding             | contributes exactly 0                     |
-| squares overflow on the way to a norm, or     | the example's gradient is formed and      |
-| underflow by what shows in its factor         | scaled before it is squared, in a loop    |
-|                                               | over such examples (`lengths.scaled`)     |
-| c_i g_i underflows beside large operands      | its gradient is formed, then clipped,     |
-|                                               | in a loop over such examples              |
+| squares overflow on the way to a norm, or     | the example is left out of the sums; its  |
+| underflow by what shows in its factor; or     | gradient is formed, scaled before it is   |
+| c_i g_i underflows beside large operands      | squared, clipped and added, in a loop     |
+|                                               | over such examples                        |
 | complex numbers meet a parameter              | its (real) gradient per example           |
 | parameter the loss does not use               | gradient 0                                |
 | floats of less than 32 bits                   | norms and sums in float32 (`clipping`)    |
@@ -130,6 +129,7 @@ def clipped_sum(
   held, recomputed = [
     [u for u in planned_units if u.hold is hold] for hold in (True, False)
   ]
+  ordered = [*held, *recomputed]
   # Arrays held for the sum are formed first, so that they are settled, too.
   early = unit_rules.norms(held, flow, recorded, platform)
 
@@ -139,50 +139,42 @@ def clipped_sum(
     first = [*map(unit_rules.finished, early), *late]
     by_leaf = treedef.unflatten(_by_leaf(ordered, [each.lengths for each in first]))
     groups = _group_lengths(clip.norms, by_leaf)  # of each clip norm: [B]
-
-    def exactly(row):
-      each = [
-        unit_rules.entries(unit, flow, recorded, known, row)
-        for unit, known in zip(ordered, first)
-      ]
-      by_leaf = treedef.unflatten(_by_leaf(ordered, each))
-      return jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
-
-    sums_at = lambda weights: _Sums(
-      ordered,
-      flow,
-      recorded,
-      first,
-      factors=_spread(weights.factors, params),  # of each leaf: [B]
-      longest=_spread(weights.longest, params),  # of each leaf: [B]
-    )
     unclear = mask & ~clipping.is_certain(groups, clip)
+    weights = _weights(groups, clip, mask & ~unclear)
+    factors = _spread(weights.factors, params)  # of each leaf: [B]
+    longest = _spread(weights.longest, params)  # of each leaf: [B]
+    sums = _Sums(ordered, flow, recorded, first, factors, longest)
+    rare = unclear | sums.loses_terms()
+    # Leaves of one clip group share one array, and so one transpose (`unit_rules.totals`).
+    common = jax.tree.map(lambda each: jnp.where(rare, 0, each), weights.factors)
+    without_rare = sums._replace(factors=_spread(common, params))
     if platform == "cpu":
-      weights = _weights(_made_certain(groups, unclear, exactly), clip, mask)
-      return sums_at(weights).one_by_one(), weights.norms
-    weights = _weights(groups, clip, mask)
-    usual = sums_at(weights)
+      return without_rare.one_by_one(), weights.norms, rare
 
     @rarely_taken
     def unusual(known):
       del known
-      certain = _weights(_made_certain(groups, unclear, exactly), clip, mask)
-      return sums_at(certain).unusual(), certain
+      return with_rows_alone(without_rare.unusual(), weights.norms, rare)
 
     # The one conditional, after the work: a GPU's program waits for the host where it branches.
-    is_usual = usual.drops_nobody() & ~jnp.any(unclear)
-    known = (usual.usual(), weights)
-    sums, weights = lax.cond(is_usual, lambda known: known, unusual, known)
-    return _Totals(sums | sums_at(weights).formed_again(), {}, {}), weights.norms
+    is_usual = unit_rules.all_finite(first) & ~jnp.any(rare)
+    known = (sums.usual(), weights.norms)
+    begun, norms = lax.cond(is_usual, lambda known: known, unusual, known)
+    return _Totals(without_rare.formed_again(begun), {}), norms, rare
 
-  ordered = [*held, *recomputed]
-  totals, norms = on_settled(clipped, (early, unit_rules.sites_only(recomputed, recorded)))
+  with_rows_alone = functools.partial(
+    _with_rows_alone, ordered, flow, recorded, params, clip
+  )
+  seen = (early, unit_rules.sites_only(recomputed, recorded))
+  totals, norms, rare = on_settled(clipped, seen)
   # In a branch XLA's CPU backend takes three times as long for a convolution.
   convolved = {
     i: unit_rules.convolutions(ordered[i], flow, recorded, factors)
     for i, factors in totals.convolved.items()
   }
-  sums = _with_rows_alone(totals.sums | convolved, ordered, flow, recorded, totals.waiting)
+  sums = totals.sums | convolved
+  if platform == "cpu":
+    sums, norms = with_rows_alone(sums, norms, rare)
   total = treedef.unflatten(
     _by_leaf(ordered, [sums[i] for i in range(len(ordered))])
   )  # leaves [*param]
@@ -197,7 +189,6 @@ class _Totals(NamedTuple):
 
   sums: dict[int, Any]
   convolved: dict[int, Any]  # factors of units that are summed outside of the branch
-  waiting: dict[int, unit_rules.Waiting]  # examples whose terms are added one by one
 
 
 class _Sums(NamedTuple):
@@ -210,33 +201,27 @@ class _Sums(NamedTuple):
   factors: Sequence[jax.Array]  # of each leaf: [B]
   longest: Sequence[jax.Array]  # of each leaf: [B]
 
-  def total(self, i: int, factors: Sequence[jax.Array], finite: bool | None) -> Any:
+  def total(self, i: int, finite: bool | None, begun: Any = None) -> Any:
     """Returns the sum of a unit; see `unit_rules.totals`."""
     unit = self.units[i]
     known = self.first[i]
     if sum_of(unit) is Sum.AGAIN:
       known = unit_rules.at_most(known, [self.longest[leaf] for leaf in unit.leaves])
-    return unit_rules.totals(unit, self.flow, self.recorded, known, factors, finite)
+    factors = self.factors_of(i)
+    return unit_rules.totals(unit, self.flow, self.recorded, known, factors, finite, begun)
 
   def factors_of(self, i: int) -> list[jax.Array]:
     """Returns the factors of a unit's leaves."""
     return [self.factors[leaf] for leaf in self.units[i].leaves]
 
-  def waiting(self) -> dict[int, unit_rules.Waiting]:
-    """Finds the examples whose terms are added one by one, after the sum."""
-    each = {}
-    for i, unit in enumerate(self.units):
+  def loses_terms(self) -> jax.Array:
+    """Finds the examples of which some unit's sum would lose a visible part: [B] bool."""
+    lost = jnp.zeros(self.recorded.losses.shape, bool)
+    for unit, known in zip(self.units, self.first):
       leaf = unit.leaves[0]
-      factor = self.factors[leaf]
-      each[i] = unit_rules.waiting(unit, self.first[i], factor, self.longest[leaf])
-    return {i: alone for i, alone in each.items() if alone is not None}
-
-  def used(self, waiting: dict[int, unit_rules.Waiting]) -> list[list[jax.Array]]:
-    """Returns the factors of each unit without the examples that wait."""
-    factors = [self.factors_of(i) for i in range(len(self.units))]
-    for i, alone in waiting.items():
-      factors[i] = [jnp.where(alone.left, 0, factors[i][0])] * len(factors[i])
-    return factors
+      of_unit = unit_rules.loses_terms(unit, known, self.factors[leaf], self.longest[leaf])
+      lost = lost if of_unit is None else lost | of_unit
+    return lost
 
   def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:
     """Groups units that read one array of cotangents, such as a matrix and its bias."""
@@ -250,55 +235,53 @@ class _Sums(NamedTuple):
 
   def one_by_one(self) -> _Totals:
     """Forms each sum by itself, but those of convolutions."""
-    waiting = self.waiting()
-    used = self.used(waiting)
-    convolved = {i: used[i] for i, u in enumerate(self.units) if unit_rules.convolves(u)}
-    at_once = [i for i in range(len(used)) if i not in convolved]
-    sums = {i: self.total(i, used[i], None) for i in at_once}
-    return _Totals(sums, convolved, waiting)
+    places = range(len(self.units))
+    convolved = {
+      i: self.factors_of(i) for i in places if unit_rules.convolves(self.units[i])
+    }
+    sums = {i: self.total(i, None) for i in places if i not in convolved}
+    return _Totals(sums, convolved)
 
-  def drops_nobody(self) -> jax.Array:
-    """Whether each example's terms are finite, and none is added by itself: [] bool."""
-    lefts = [alone.left for alone in self.waiting().values()]
-    someone_waits = jnp.any(jnp.stack(lefts)) if lefts else False
-    return unit_rules.all_finite(self.first) & jnp.logical_not(someone_waits)
+  def _is_again(self, i: int) -> bool:
+    """Whether a unit is summed in a loop. A compiled loop is not compiled twice."""
+    return sum_of(self.units[i]) is Sum.AGAIN
 
-  def _at_once(self) -> list[int]:
-    """Returns the units that are not summed in a loop. A compiled loop is not compiled twice."""
-    each = enumerate(self.units)
-    return [i for i, unit in each if sum_of(unit) is not Sum.AGAIN]
+  def _begun(self) -> dict[int, Any]:
+    """Returns zeros in place of the sums that are formed in a loop."""
+    again = filter(self._is_again, range(len(self.units)))
+    return {i: unit_rules.no_sums(self.units[i], self.flow, self.recorded) for i in again}
 
   def usual(self) -> dict[int, Any]:
-    """Forms the sums where `drops_nobody`; else they are arbitrary.
+    """Forms the sums of a batch without a rare or dropped example; of others they are arbitrary.
 
     An accelerator is bound by memory. Here no operand is copied to drop an example from it, and
     no sum to add terms to it.
     """
-    at_once = self._at_once()
+    at_once = [i for i in range(len(self.units)) if not self._is_again(i)]
     sums = {}
-    places = {i: [id(factor) for factor in self.factors_of(i)] for i in at_once}
     # Leaves of one clip group share one array, and so one transpose (`unit_rules.totals`).
-    factors = {id(f): f for i in at_once for f in self.factors_of(i)}
+    arrays = {id(factor): factor for factor in self.factors}
+    now = self
     for group in self.sharing_cotangents(at_once):
       # One after the other, or the products c_i g_i of all are in memory at once.
       if sums:
-        arrays, sums = lax.optimization_barrier((list(factors.values()), sums))
-        factors = dict(zip(factors, arrays))
-      sums |= {i: self.total(i, [factors[f] for f in places[i]], True) for i in group}
-    return sums
+        settled, sums = lax.optimization_barrier((list(arrays.values()), sums))
+        arrays = dict(zip(arrays, settled))
+        now = self._replace(factors=[arrays[id(factor)] for factor in self.factors])
+      sums |= {i: now.total(i, True) for i in group}
+    return sums | self._begun()
 
   def unusual(self) -> dict[int, Any]:
     """Forms the sums of any batch, with copies of operands from which examples are dropped."""
-    waiting = self.waiting()
-    used = self.used(waiting)
-    sums = {i: self.total(i, used[i], False) for i in self._at_once()}
-    return _with_rows_alone(sums, self.units, self.flow, self.recorded, waiting)
+    at_once = [i for i in range(len(self.units)) if not self._is_again(i)]
+    return {i: self.total(i, False) for i in at_once} | self._begun()
 
-  def formed_again(self) -> dict[int, Any]:
-    """Forms the sums of the other units, in a loop that drops examples by itself."""
-    at_once = self._at_once()
-    again = [i for i in range(len(self.units)) if i not in at_once]
-    return {i: self.total(i, self.factors_of(i), None) for i in again}
+  def formed_again(self, begun: dict[int, Any]) -> dict[int, Any]:
+    """Adds the sums of the other units, in a loop that drops examples by itself."""
+    return {
+      i: self.total(i, None, sums) if self._is_again(i) else sums
+      for i, sums in begun.items()
+    }
 
 
 class _Weights(NamedTuple):
@@ -318,28 +301,55 @@ def _weights(groups: Any, clip: Clip, mask: jax.Array) -> _Weights:
 
 
 def _with_rows_alone(
-  sums: dict[int, Any],
   ordered: Sequence[Unit],
   flow: ParamFlow,
   recorded: tapped.Recorded,
-  waiting: dict[int, unit_rules.Waiting],
-) -> dict[int, Any]:
-  """Adds the terms of examples whose c_i g_i underflow to the sums, one example after the
-  other."""
-  if not waiting:
-    return sums
+  params: Params,
+  clip: Clip,
+  sums: dict[int, Any],
+  norms: jax.Array,
+  rare: jax.Array,
+) -> tuple[dict[int, Any], jax.Array]:
+  """Adds the clipped gradients of rare examples, formed one after the other.
 
-  def add(sums, row):
-    more = dict(sums)
-    for i, each in waiting.items():
-      terms = unit_rules.alone(ordered[i], flow, recorded, row, each)
-      more[i] = tuple(s + t.astype(s.dtype) for s, t in zip(sums[i], terms))
-    return more
+  Args:
+    sums: of the other examples, by the place of their unit.
+    norms: [B], whose entries are replaced where the example is rare.
+    rare: [B] bool.
+  """
+  treedef = jax.tree.structure(params)
 
-  left = functools.reduce(jnp.logical_or, [each.left for each in waiting.values()])  # [B]
+  def term(grad, factor):
+    grad = trees.at_least_float32(grad)
+    # A factor of 0 drops the example, whatever its gradient is.
+    return jnp.where(factor != 0, grad * factor.astype(grad.dtype), 0)
+
+  def clipped(gradients):
+    by_leaf = treedef.unflatten(_by_leaf(ordered, gradients))
+    # Of the very numbers that are added, so that no rounding comes between.
+    groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
+    rows = jax.tree.map(lambda length: length[None], groups)  # a batch of one
+    weights = _weights(rows, clip, jnp.ones(1, bool))
+    factors = [factor[0] for factor in _spread(weights.factors, params)]
+    terms = [
+      tuple(term(grad, factors[leaf]) for leaf, grad in zip(unit.leaves, each))
+      for unit, each in zip(ordered, gradients)
+    ]
+    return terms, weights.norms[0]
+
+  def add(carry, row):
+    sums, norms = carry
+    gradients = [unit_rules.gradient_of(unit, flow, recorded, row) for unit in ordered]
+    terms, norm = on_settled(clipped, gradients)
+    more = {
+      i: tuple(s + t.astype(s.dtype) for s, t in zip(sums[i], each))
+      for i, each in enumerate(terms)
+    }
+    return more, norms.at[row].set(norm.astype(norms.dtype))
+
   # The carry of the loop keeps its type, also under shard_map.
-  first = as_varying_as((recorded, left), {i: sums[i] for i in waiting})
-  return sums | _row_by_row(add, left, first)
+  first = as_varying_as((recorded, rare), (sums, norms))
+  return _row_by_row(add, rare, first)
 
 
 def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any) -> Any:
@@ -432,26 +442,6 @@ def _stacked(recipe: Recipe, params: Params, batch: ArrayTree) -> tuple[jax.Arra
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
   grads = [unit_rules.stacked(unit, flow, recorded) for unit in planned]
   return recorded.losses, treedef.unflatten(_by_leaf(planned, grads))
-
-
-def _made_certain(
-  groups: Any, unclear: jax.Array, exactly: Callable[[jax.Array], Any]
-) -> Any:
-  """Replaces lengths that squares could not determine, one example after the other.
-
-  Args:
-    groups: tree of Length [B], one per clip norm.
-    unclear: [B] bool, whose lengths are replaced.
-    exactly: the same tree of Length [], of the example in a row.
-  """
-
-  def replace(groups, row):
-    def write(known, new):
-      return known.at[row].set(new.astype(known.dtype))
-
-    return jax.tree.map(write, groups, exactly(row))
-
-  return _row_by_row(replace, unclear, groups)
 
 
 def _by_leaf(planned: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:

@@ -706,16 +706,6 @@ def _limited(length: Length, sizes: jax.Array, longest: jax.Array) -> Length:
   )
 
 
-def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:
-  """Bound on the error of adding the products of all rows, in units of the sum of their sizes.
-
-  T products, added in whichever order, with or without fused operations, are off by T eps / 2
-  (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
-  """
-  rows = sum(part.right.shape[1] for part in parts)
-  return (rows + 2) * float(jnp.finfo(dtype).eps) / 2
-
-
 def _growth(part: RowFactors) -> float:
   """Returns the most that a clipped sum's product of a row exceeds its size by, as a share of it.
 
@@ -741,8 +731,12 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
   ]
   sizes = functools.reduce(jnp.add, [rows.norm for rows in each])
   longest = functools.reduce(jnp.add, [rows.longest for rows in each])
+  # T products, added in whichever order, with or without fused operations, are off by T eps / 2
+  # (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
+  rows = sum(part.right.shape[1] for part in parts)
+  rounding = (rows + 2) * float(jnp.finfo(product.dtype).eps) / 2
   # The product may be shorter by as much as the sum's is longer.
-  charges = [_rounding(parts, product.dtype) + 2 * _growth(part) for part in parts]
+  charges = [rounding + 2 * _growth(part) for part in parts]
   pairs = list(zip(charges, each))
   charged = functools.reduce(jnp.add, [charge * rows.norm for charge, rows in pairs])
   most = functools.reduce(jnp.add, [charge * rows.longest for charge, rows in pairs])
@@ -751,40 +745,6 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
   length = lengths.of(product)  # []
   rounded = Length(length.norm + charged, length.longest + most)
   return RowLengths(_limited(rounded, sizes, longest), extent)
-
-
-def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
-  """Bounds |sum of left^T right| entry by entry, also for another evaluation.
-
-  Where rows cancel, it is as long as their sizes over `_MOST_CANCELLED`.
-  """
-  total = jnp.abs(summed_product(parts, left_size))  # [N, K, P]
-  if sum(part.right.shape[1] for part in parts) == 1:
-    return total * (1 + _growth(parts[0]))
-  rounding = _rounding(parts, total.dtype)
-  least = 4 * float(jnp.finfo(total.dtype).eps)
-  charges = [max(rounding + _growth(part), least) for part in parts]
-  allowances = list(map(_with_allowance, parts, charges))
-  total = total + summed_product(allowances, left_size)
-  shortest = [_with_allowance(part, 1 / _MOST_CANCELLED) for part in parts]
-  floor = summed_product(shortest, left_size)  # [N, K, P]
-  cancels = lengths.scaled(floor).norm > lengths.scaled(total).norm
-  return jnp.where(cancels, floor, total)
-
-
-def _with_allowance(part: RowFactors, charge: float) -> RowFactors:
-  """Returns sizes of both sides whose product is the rounding allowance. The larger side of
-  each row bears it, so that products of rows that cancel stay within the range of floats."""
-  right = jnp.abs(part.right)
-  if not is_float(part.left):
-    return RowFactors(part.left, right * charge)
-  left = jnp.abs(part.left)
-  on_left = jnp.max(left, axis=2, keepdims=True) > jnp.max(right, axis=2, keepdims=True)
-  return RowFactors(
-    left * jnp.where(on_left, charge, 1),
-    right * jnp.where(on_left, 1, charge),
-    part.chosen,
-  )
 
 
 def summed_product(

@@ -197,8 +197,9 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], params_at: dic
   env.update(zip(program.jaxpr.invars, inputs))
 
   def read(atom):
+    # JAX's own scalars have a type but cannot be cast.
     literal = equations.is_literal(atom)
-    return _Stacked(atom.val) if literal else env[atom]
+    return _Stacked(jnp.asarray(atom.val, atom.aval.dtype)) if literal else env[atom]
 
   for site, _ in program.in_lifts:
     params_at[site.index] = tuple(env[v].value for v in site.params)

@@ -163,7 +163,9 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
     ]
     length, extent = row_forms.gram_length(parts, known)
     return Norms((length,), None, extent)
-  product = row_forms.summed_product(parts, _left_size(unit), as_sums=True)
+  first_form = unit.forms[0]
+  left_size = first_form.right if unit.swapped[0] else first_form.left
+  product = row_forms.summed_product(parts, left_size, as_sums=True)
   # [N, K, P], or [N, P, K]. A held one is itself what is summed.
   if unit.hold:
     return Norms((lengths.of(product),), product)
@@ -183,10 +185,6 @@ def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
   return [
     RowFactors(p.right, p.left) if swap else p for p, swap in zip(parts, unit.swapped)
   ]
-
-
-def _left_size(unit: Unit) -> int:
-  return unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
 
 
 def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
@@ -300,6 +298,7 @@ def totals(
   first: Norms,
   factors: Sequence[jax.Array],
   finite: bool | None = None,
+  begun: tuple[jax.Array, ...] | None = None,
 ) -> tuple[jax.Array, ...]:
   """Computes sum_i factors[l][i] * gradient_i of leaf l, for each leaf of the unit.
 
@@ -308,6 +307,7 @@ def totals(
   Args:
     finite: whether every example has a finite norm, as the caller's branch knows; None: it
       does not, and what is dropped is found here.
+    begun: what a unit's loop (`Sum.AGAIN`) adds its terms to; None: zeros.
   """
   how = sum_of(unit)
   if how is Sum.ZERO:
@@ -325,7 +325,8 @@ def totals(
     _, back = flow.pull(unit.leaves, (site,))
     return back({site.index: (form.unflatten(product),)})
   if how is Sum.AGAIN:
-    return _one_by_one(unit, flow, recorded, first, factors)
+    begun = no_sums(unit, flow, recorded) if begun is None else begun
+    return _one_by_one(unit, flow, recorded, first, factors, begun)
   # A non-finite operand makes its example's norm infinite or NaN, or is where no parameter
   # is reached. So finite norms imply finite operands.
   known = all_finite([first]) if finite is None else finite
@@ -351,26 +352,17 @@ def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array,
   return _over_examples(gradients_of_example, [unit], recorded, None)
 
 
-def entries(
-  unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, row: jax.Array
-) -> tuple[jax.Array | None, ...]:
-  """Returns, for each leaf of the unit, the gradient of the example in one row, or an
-  equally long array.
+def gradient_of(
+  unit: Unit, flow: ParamFlow, recorded: Recorded, row: jax.Array
+) -> tuple[jax.Array, ...]:
+  """Returns the gradient of the example in one row, for each leaf of the unit.
 
-  The norm of these numbers is what the example is to be clipped by, as soon as it is taken
-  without squares that leave the range of floats (`lengths.scaled`). None adds nothing.
+  Formed before it is clipped: neither its products nor its entries leave the range of floats
+  where its norm does not.
   """
-  none = (None,) * len(unit.leaves)
   if unit.rule is Rule.UNUSED:
-    return none
-  if first.held is not None:
-    held = tuple(x[row] for x in jax.tree.leaves(first.held))
-    return (*held, *none[len(held) :])
-  data, cotangents = _of_row(unit, recorded, row)
-  if unit.rule is Rule.GRADIENT:
-    return _one_gradient(unit, flow)(data, cotangents)
-  parts = _row_factors(unit, data, cotangents)
-  return (row_forms.largest_entries(parts, _left_size(unit)), *none[1:])
+    return no_sums(unit, flow, recorded)
+  return _one_gradient(unit, flow)(*_of_row(unit, recorded, row))
 
 
 def _of_row(unit: Unit, recorded: Recorded, row: jax.Array) -> tuple[Any, Any]:
@@ -384,8 +376,17 @@ def _of_row(unit: Unit, recorded: Recorded, row: jax.Array) -> tuple[Any, Any]:
   return of_row(data), of_row(cotangents)
 
 
-def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, factors):
-  """Computes each example's gradient again, in a compiled loop, times its factor.
+def no_sums(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
+  """Returns a zero for each leaf of the unit."""
+  zeros = tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
+  # Under shard_map the carry of a loop must vary over the mesh as its terms do.
+  return as_varying_as(recorded.losses, zeros)
+
+
+def _one_by_one(
+  unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, factors, begun
+):
+  """Adds each example's gradient, formed again in a compiled loop, times its factor.
 
   Where terms cancel, or a custom derivative is not linear, the transpose at c_i g_i is not
   c_i times the gradient that the norm was taken of. Formed again, the gradient is held to
@@ -409,10 +410,7 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
     terms = jax.vmap(clipped_term)(*part)  # of each leaf: [chunk, *leaf]
     return tuple(t + jnp.sum(each, axis=0) for t, each in zip(total, terms)), None
 
-  zero = tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
-  # Under shard_map the carry must vary over the mesh as its terms do.
-  zero = as_varying_as(seen, zero)
-  return lax.scan(body, zero, jax.tree.map(cut, seen))[0]
+  return lax.scan(body, as_varying_as(seen, begun), jax.tree.map(cut, seen))[0]
 
 
 def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
@@ -437,19 +435,10 @@ def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Arra
   return jnp.where(keep, grad * factor.astype(grad.dtype), 0)
 
 
-class Waiting(NamedTuple):
-  """Examples whose clipped gradient of a unit must be computed alone, each [B]."""
-
-  left: jax.Array  # bool
-  factor: jax.Array
-  longest: jax.Array  # of the gradients of the clip group
-
-
-def waiting(
+def loses_terms(
   unit: Unit, first: Norms, factor: jax.Array, longest: jax.Array
-) -> Waiting | None:
-  """Finds examples for which c_i g_i loses a visible part of the clipped term; None where
-  that is impossible.
+) -> jax.Array | None:
+  """Finds examples for which c_i g_i loses a visible part of the clipped term: [B] bool.
 
   A product below the normal numbers is 0. Rows a_t then lose up to that number times |a_t|,
   for each column of g_t: the whole term where the operand is large.
@@ -459,30 +448,16 @@ def waiting(
     first: result of the first pass over the unit.
     factor: [B], clip factors of its leaves.
     longest: [B], longest that the gradients of their clip group can be.
+
+  Returns:
+    None where that is impossible.
   """
   if first.extent is None:
     return None
   columns = max(max(form.left, form.right) for form in unit.forms)
   lost = lengths.tiny(first.extent) * math.sqrt(columns) * first.extent  # [B]
   # Written so that an extent beyond the floats counts as a loss.
-  left = (factor != 0) & ~(lost <= _LOST * factor * longest)
-  return Waiting(left, factor, longest)
-
-
-def alone(
-  unit: Unit, flow: ParamFlow, recorded: Recorded, row: jax.Array, waiting: Waiting
-) -> tuple[jax.Array, ...]:
-  """Computes the clipped gradient of the example in one row, for each leaf of the unit, or
-  0.
-
-  Formed before it is clipped: neither its products nor its entries leave the range of floats
-  where its norm does not.
-  """
-  factor = jnp.where(waiting.left, waiting.factor, 0)[row]
-  grads = _one_gradient(unit, flow)(*_of_row(unit, recorded, row))
-  # Without the barrier XLA would scale the smaller side of the product, which underflows.
-  grads = lax.optimization_barrier(grads)
-  return tuple(_held_to(grad, factor, waiting.longest[row]) for grad in grads)
+  return (factor != 0) & ~(lost <= _LOST * factor * longest)
 
 
 def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
