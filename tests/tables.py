@@ -1049,6 +1049,15 @@ TABLES = [
       column="privacy.l2_clip_norm", values=["0.05", "0.5", "5.0"], digits=3, seeds=3,
     ),
   ),
+  Table(
+    "docs/curves.md", ["scaling", "rate .125", ".25", ".5", "1"],
+    lambda: _curve(
+      "scaled_coordinates",
+      {"none": "not scaled", "by outputs, floor .1": "scaled, floor .1",
+       "by outputs, floor .5": "scaled, floor .5"},
+      column="optimizer.learning_rate", values=["0.125", "0.25", "0.5", "1.0"], digits=3, seeds=3,
+    ),
+  ),
   _of_users("model", "fed_user_level"),
   _of_users("Fashion-MNIST", "fed_user_level_fashion_mnist"),
   _of_users("CIFAR-10", "fed_user_level_cifar10", "opponent scattering + linear"),

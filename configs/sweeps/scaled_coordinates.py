@@ -3,7 +3,7 @@
   python -m launch.sweep --config=configs/sweeps/scaled_coordinates.py --workdir=runs/scaled
 
 All have one epsilon, clip norm and noise multiplier; the learning rate is in the grid, because
-scaling changes the size of a step. Hardware: 2 CPU cores. Time: 15 minutes beside other work.
+scaling changes the size of a step. Hardware: 2 CPU cores. Time: 35 minutes beside much other work.
 Numbers: results/scaled_coordinates.
 """
 

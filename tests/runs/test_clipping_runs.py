@@ -117,7 +117,10 @@ def test_p16_p27_stopped_and_resumed_equals_uninterrupted(overrides, tmp_path, m
     ({"optimizer.rule": "dp_sgld", "privacy.clip_schedule": "linear"}, "one standard"),
     ({"slices": 0}, "slices=0"),
     ({"privacy.scaling": "by_output"}, "did you mean 'by_outputs'"),
-    ({"privacy.scaling": {"name": "by_outputs", "floor": 0.0}}, "privacy.scaling.floor=0.0"),
+    (
+      {"privacy.scaling": {"name": "by_outputs", "floor": 0.0}},
+      "privacy.scaling.floor=0.0",
+    ),
     ({"privacy.scaling": {"name": "by_outputs", "b2": 1.0}}, "privacy.scaling.b2=1.0"),
     ({"privacy.scaling.floor": 0.5}, "'none' has no .* belongs to by_outputs"),
     (

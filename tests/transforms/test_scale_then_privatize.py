@@ -242,7 +242,7 @@ def test_what_is_not_proved_beside_scaling_is_refused(changes, match):
 
 
 def test_gradients_in_other_units_than_those_of_the_scales_are_refused():
-  params, x = _network()
+  params, _ = _network()
   with pytest.raises(UserError, match="loss_fn=.*must be a dpjax.transforms.ScaledLoss"):
     _PLAN.clipped_grad(_loss)
   with pytest.raises(UserError, match="makes noise_std differ by step"):
@@ -250,7 +250,9 @@ def test_gradients_in_other_units_than_those_of_the_scales_are_refused():
   with pytest.raises(UserError, match="scaling=.*must be None for clients"):
     federated.central(_PLAN, jax.random.key(0))
   aggregator = federated.dp_mean(_PLAN.transform(jax.random.key(0)), l2_clip_norm=0.5)
-  with pytest.raises(UserError, match="l2_clip_norm=0.5: must be None for a transform that"):
+  with pytest.raises(
+    UserError, match="l2_clip_norm=0.5: must be None for a transform that"
+  ):
     aggregator.init(params)
 
 

@@ -150,9 +150,7 @@ def whole_step(subject: Subject) -> Row:
   if subject.algorithm is None or subject.optimizer is None:
     return not_applicable(_NAME, "the steps are the caller's own")
   clip = plan.l2_clip_norm
-  if subject.gradient_of is None and (
-    clip.schedule or clip.rule.adapts or plan.scaling
-  ):
+  if subject.gradient_of is None and (clip.schedule or clip.rule.adapts or plan.scaling):
     return not_applicable(_NAME, "of a sum of the caller's own, whose clip norm moves")
   key = jax.random.key(SEED)
   algorithm = subject.algorithm(key)
