@@ -30,6 +30,10 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| relation | who chooses the teacher of a record | why one record changes one vote |",
     "| number | depends on the votes | may be published | key of result.json |",
   ),
+  "docs/distillation.md": (
+    "| `--config.method=` | the student reads | accounted |",
+    "| `--config.` | what it sets |",
+  ),
   "docs/synthesis.md": (
     "| file | what it holds |",
     "| `--config.` | what it sets |",
