@@ -90,6 +90,8 @@ class Plan:
       example (`dpjax.sampling.Participation`), from which its cost is computed.
     statistics: called once on the same data before step 1, accounted with it, not without;
       with the key of `transform` or another.
+    scaling: `transforms.CoordinateScaling`: coordinates are scaled by earlier private outputs
+      before the clip, at no cost (`transforms/scale_then_privatize.py`); None: they are not.
 
   `dpjax/transforms/together.py` lists the combinations that are refused.
 
@@ -115,6 +117,7 @@ class Plan:
   slices: int = 1
   noise_shape: noise.NoiseShape = noise.WHITE
   statistics: mechanisms.noisy_means.NoisyMeans | None = None
+  scaling: transforms.CoordinateScaling | None = None
 
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -133,12 +136,22 @@ class Plan:
       raise UserError(
         f"{shown}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
       )
+    # A plan without scaling does not import its transform.
+    if self.scaling is not None and not isinstance(
+      self.scaling, transforms.CoordinateScaling
+    ):
+      raise UserError(
+        "must be a dpjax.transforms.CoordinateScaling, or None",
+        field="scaling",
+        value=self.scaling,
+      )
     transforms.check_together(
       self.l2_clip_norm,
       self.noise_shape,
       sampler=self.sampler,
       slices=self.slices,
       statistics=self.statistics,
+      scaling=self.scaling,
     )
     # If this overflows or vanishes, the noise that runs is not z.
     if self.noise_multiplier:
@@ -608,6 +621,8 @@ class Plan:
     except UserError:
       cost = type(event).__name__
     correlated = {} if participation is None else participation._asdict()
+    # Plans without scaling keep their marks, and their checkpoints.
+    scaling = {} if self.scaling is None else {"scaling": dataclasses.asdict(self.scaling)}
     return of_plan.mark_of(
       {
         "noise_multiplier": self.noise_multiplier,
@@ -620,6 +635,7 @@ class Plan:
         "steps": self.num_steps if correlated else 0,
         "participation": correlated,
         "event": cost,
+        **scaling,
       }
     )
 
@@ -631,12 +647,17 @@ class Plan:
     make = functools.partial(make, noise_shape=self.noise_shape)
     if adapts:
       make = transforms.adaptive_clip_and_noise
-    return make(
+    private = make(
       l2_clip_norm=self.l2_clip_norm,
       noise_multiplier=self.noise_multiplier,
       normalize_by=self.normalize_by,
       key=key,
       num_steps=self.num_steps,
+    )
+    if self.scaling is None:
+      return private
+    return transforms.scale_then_privatize(
+      private, b2=self.scaling.b2, floor=self.scaling.floor, takes_scaled_sums=True
     )
 
   def spent(
@@ -715,8 +736,19 @@ class Plan:
     """`dpjax.clipped_grad` with this plan's clip norm; feed its result to `transform`.
 
     Where the clip norm changes from step to step, `loss_fn` must be the loss divided by
-    `transforms.clip_scale(state)` of the transform's state, as `training.dp_sgd` does it.
+    `transforms.clip_scale(state)` of the transform's state, as `training.dp_sgd` does it. Where
+    coordinates are scaled, it must be a `transforms.ScaledLoss`, taken at its `start`.
+
+    Raises:
+      UserError: another loss, in a plan with scaling.
     """
+    if self.scaling is not None and not isinstance(loss_fn, transforms.ScaledLoss):
+      raise UserError(
+        "must be a dpjax.transforms.ScaledLoss for a plan with scaling; training.dp_sgd makes "
+        "it, or give plan.transform the gradients of dpjax.per_example_grads",
+        field="loss_fn",
+        value=Verbatim(f"{loss_fn!r:.60}"),
+      )
     return gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
 
   def accumulated(self, tx: optax.GradientTransformation, *, rows: int = 0) -> Any:
@@ -747,7 +779,10 @@ class Plan:
       UserError: the standard deviation changes from step to step.
     """
     names = ("adaptive clipping", "a clip schedule", "a noise schedule", "correlated noise")
-    features = transforms.features(self.l2_clip_norm, self.noise_shape)
+    names += ("scaled coordinates",)
+    features = transforms.features(
+      self.l2_clip_norm, self.noise_shape, scaling=self.scaling
+    )
     for name in [name for name in names if name in features]:
       raise UserError(f"{features[name]}: makes noise_std differ by step")
     shares = self.noise_shape.shares
@@ -915,9 +950,6 @@ class Plan:
     unit = unit or self.unit
     if not self.is_private:
       return accounting.NOTHING
-    clip = self.l2_clip_norm
-    shape = self.noise_shape
-    numbers = (self.noise_multiplier, self.normalize_by, self.num_steps)
     return accounting.privacy_statement(
       self._total(steps),
       delta=self.delta,
@@ -926,9 +958,23 @@ class Plan:
       accountants=self.sampler.proof.accountants_under(self.neighboring_relation),
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
-      noise=transforms.noise_in_words(clip, shape, self.sampler, unit, *numbers),
+      noise=self._noise_in_words(unit),
       statistics=self.statistics.statement(unit) if self.statistics and steps != 0 else "",
       epsilon_kind="claimed" if self.assumptions else "proved",
+    )
+
+  def _noise_in_words(self, unit: str) -> str:
+    # Neither correlated noise nor a rule that adapts, which have words, goes with scaling.
+    if self.scaling is not None:
+      return self.scaling.statement
+    return transforms.noise_in_words(
+      self.l2_clip_norm,
+      self.noise_shape,
+      self.sampler,
+      unit,
+      self.noise_multiplier,
+      self.normalize_by,
+      self.num_steps,
     )
 
   @property

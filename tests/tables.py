@@ -917,6 +917,23 @@ def _votes() -> list[Row]:
   return rows
 
 
+def _distilled() -> list[Row]:
+  """Distillation on MNIST: both networks of each setting, over all its seeds."""
+  settings: dict[str, list[dict[str, str]]] = {}
+  for row in entries("distillation/mnist.csv"):
+    settings.setdefault(row["setting"], []).append(row)
+  rows = []
+  for setting, seeds in settings.items():
+    assert len(seeds) == 3, setting
+    cells = []
+    for name in ("teacher_accuracy", "test_accuracy"):
+      values = [float(row[name]) for row in seeds]
+      mean = share(sum(values) / len(values))
+      cells.append(f"{mean} ({share(min(values))}-{share(max(values))})")
+    rows.append([setting, *cells])
+  return rows
+
+
 def _synthesis() -> list[Row]:
   """Synthetic MNIST: published rows, then the runs, seeds of one setting together."""
   published = json.loads((_RESULTS / "synthesis" / "mnist.json").read_text())["published"]
@@ -1018,6 +1035,7 @@ TABLES = [
     ["", "epsilon", "kind", "labels", "right labels", "accuracy"],
     _votes,
   ),
+  Table("docs/distillation.md", ["setting", "teacher", "student"], _distilled),
   Table(
     "docs/synthesis.md",
     ["method", "epsilon", "seeds", "logistic regression", "network", "mean of both"],
@@ -1047,6 +1065,15 @@ TABLES = [
       "clip_rules",
       {"constant": "constant", "adaptive (quantile)": "adaptive (quantile)", "slack": "slack"},
       column="privacy.l2_clip_norm", values=["0.05", "0.5", "5.0"], digits=3, seeds=3,
+    ),
+  ),
+  Table(
+    "docs/curves.md", ["scaling", "rate .125", ".25", ".5", "1"],
+    lambda: _curve(
+      "scaled_coordinates",
+      {"none": "not scaled", "by outputs, floor .1": "scaled, floor .1",
+       "by outputs, floor .5": "scaled, floor .5"},
+      column="optimizer.learning_rate", values=["0.125", "0.25", "0.5", "1.0"], digits=3, seeds=3,
     ),
   ),
   _of_users("model", "fed_user_level"),

@@ -27,6 +27,8 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.distillation import config as distillation
+from dpjax.experiments.kinds.distillation.config import DistillationConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate import config as pate
@@ -65,6 +67,7 @@ _KINDS = {
   "attack": AttackConfig,
   "secure": SecureConfig,
   "pate": PateConfig,
+  "distill": DistillationConfig,
   "synthesize": SynthesisConfig,
 }
 # What a launcher refuses a config for before it reads data: all of its runs.
@@ -77,6 +80,7 @@ _REFUSED = {
   "attack": attack_table.points,
   "secure": secure_table.points,
   "pate": pate.check,
+  "distill": distillation.check,
   "synthesize": synthesis.check,
 }
 _COMMAND = r"(?m)^ *((?:python -m launch|\.\.\. --).*)"  # of a docstring

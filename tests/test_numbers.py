@@ -30,6 +30,10 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| relation | who chooses the teacher of a record | why one record changes one vote |",
     "| number | depends on the votes | may be published | key of result.json |",
   ),
+  "docs/distillation.md": (
+    "| `--config.method=` | the student reads | accounted |",
+    "| `--config.` | what it sets |",
+  ),
   "docs/synthesis.md": (
     "| file | what it holds |",
     "| `--config.` | what it sets |",
@@ -328,6 +332,7 @@ def _told(value: str) -> float | str | None:
 def test_a_curve_is_that_of_its_runs(folder):
   rows, points = tables.runs(folder), tables.entries(f"{folder}/curve.csv")
   known = ("privacy.epsilon", "partition.alpha", "num_steps", "privacy.l2_clip_norm")
+  known += ("optimizer.learning_rate",)
   (x,) = set(known) & points[0].keys()
   (y,) = {name[:-5] for name in points[0] if name.endswith("_mean")}
   expected = _points(rows, x, y)

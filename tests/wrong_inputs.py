@@ -34,6 +34,8 @@ from dpjax.experiments.kinds.attack import config as attack
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.distillation import config as distillation
+from dpjax.experiments.kinds.distillation.config import DistillationConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate import config as pate
@@ -71,6 +73,7 @@ def _checks():
     "secure": (SecureConfig, _secure),
     "relevance": (RelevanceConfig, experiment.points),
     "pate": (PateConfig, pate.check),
+    "distill": (DistillationConfig, distillation.check),
     "synthesize": (SynthesisConfig, synthesis.check),
     "attack": (AttackConfig, _attack),
   }

@@ -1,6 +1,7 @@
 """Every kind of run in one table; a launcher imports only its own kind."""
 
 from dpjax.experiments.kinds.central.kind import CENTRAL
+from dpjax.experiments.kinds.distillation.kind import DISTILLATION
 from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.kinds.pate.kind import PATE
 from dpjax.experiments.kinds.synthesis.kind import SYNTHESIS
@@ -12,7 +13,10 @@ from dpjax.experiments.sweeps.secure_table import SECURE
 
 KINDS: dict[type, Kind] = {
   kind.config: kind
-  for kind in (CENTRAL, FEDERATED, PATE, SYNTHESIS, RELEVANCE, ATTACK, SECURE, SWEEP)
+  for kind in (
+    *(CENTRAL, FEDERATED, PATE, DISTILLATION, SYNTHESIS),
+    *(RELEVANCE, ATTACK, SECURE, SWEEP),
+  )
 }
 
 

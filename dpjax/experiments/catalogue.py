@@ -250,6 +250,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
     _samplers("--config.privacy.sampler of launch.federate", federated.SAMPLERS),
     _samplers("--config.privacy.ftrl.sampler of both", ftrl.SAMPLERS),
   ),
+  "scalings": (_choice(TrainConfig, "privacy.scaling"),),
   "normalizations": (_choice(TrainConfig, "privacy.normalization"),),
   "trainables": (_choice(TrainConfig, "trainable"),),
   "accountants": (Section("--config.privacy.accountant", _accountants),),

@@ -159,7 +159,8 @@ def dp_mean(
   with a fixed denominator.)
 
   Raises:
-    UserError: while tracing, where `tx` has noise for a smaller bound than `l2_clip_norm`.
+    UserError: while tracing, where `tx` has noise for a smaller bound than `l2_clip_norm`; a
+      `tx` that scales coordinates beside an `l2_clip_norm`.
 
   >>> from dpjax.transforms import clip_and_noise
   >>> tx = clip_and_noise(l2_clip_norm=1.0, noise_multiplier=0.0, normalize_by=2.0,
@@ -183,6 +184,17 @@ def dp_mean(
   clip = gradients.Clip.of(l2_clip_norm)
   bound = clip.l2_bound
 
+  def init(params: Any) -> Any:
+    state = transform.init(params)
+    if transforms.coordinate_scales(state) is not None:
+      raise UserError(
+        "must be None for a transform that scales coordinates: messages would be clipped before "
+        "they are scaled",
+        field="l2_clip_norm",
+        value=l2_clip_norm,
+      )
+    return state
+
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
     zeros = jnp.zeros(mask.shape, jnp.float32)
     weighted = _weighted(messages, weights)
@@ -199,7 +211,7 @@ def dp_mean(
     summed: Any = ClippedSum(total, nothing, nothing, bound, (bound,))
     return transform.update(summed, state, None, mask=jnp.zeros(0, bool), count=count)
 
-  return summed(transform.init, partial, finish, private=True)
+  return summed(init, partial, finish, private=True)
 
 
 def _weighted(messages: Any, weights: Array) -> Any:
@@ -221,7 +233,7 @@ def central(plan: Plan, key: Array) -> Aggregator:
   The plan goes with it: a round refuses a cohort that another plan has drawn.
 
   Raises:
-    UserError: a plan with one clip norm per group of parameters, or with slices.
+    UserError: a plan with one clip norm per group of parameters, with slices or scaling.
   """
   clip = plan.l2_clip_norm
   if not clip.is_one_number or plan.noise_shape.shares is not None:
@@ -229,6 +241,12 @@ def central(plan: Plan, key: Array) -> Aggregator:
       "must be one number for clients, whose messages may hold more than parameters",
       field="l2_clip_norm",
       value=clip.norms,
+    )
+  if plan.scaling is not None:
+    raise UserError(
+      "must be None for clients, whose messages are clipped as they arrive",
+      field="scaling",
+      value=plan.scaling,
     )
   if plan.slices != 1:
     raise UserError(

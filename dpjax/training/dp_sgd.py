@@ -166,7 +166,8 @@ def dp_sgd(
   padded_batch_size = sampling.rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
   mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
-  grad_fn = clipped_grad(loss_fn)
+  # A plan with scaling takes a loss that follows from the state, of every step anew.
+  grad_fn = clipped_grad(loss_fn) if plan.scaling is None else None
   # The optimizer gets no extra argument, such as the mask, whose sum is a secret.
   blind = optax.GradientTransformation(
     tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
@@ -177,8 +178,13 @@ def dp_sgd(
   chain = plan.accumulated(optax.chain(plan.transform(noise_key), blind), rows=rows)
 
   def clipped(state: TrainState, examples: Any, mask: Array) -> tuple[ClippedSum, Any]:
+    scales = transforms.coordinate_scales(_private_state(state))
+    if scales is not None:
+      scaled_loss = transforms.ScaledLoss(loss_fn, state.params, scales)
+      return clipped_grad(scaled_loss)(scaled_loss.start, examples, mask), 1
     scale = transforms.clip_scale(_private_state(state))
     if scale is None:
+      assert grad_fn is not None
       return grad_fn(state.params, examples, mask), 1
     # Clipping the gradient of this loss to C clips that of `loss_fn` to C * scale.
     scaled_fn = clipped_grad(lambda params, example: loss_fn(params, example) / scale)
@@ -253,7 +259,8 @@ def _private_state(state: TrainState) -> Any:
 def noise_state(state: TrainState) -> Any:
   """Returns key and count of the noise drawn so far."""
   private = _private_state(state)
-  return private.inner if isinstance(private, transforms.ScaledState) else private
+  outer = (transforms.ScaledState, transforms.ScalingState)
+  return private.inner if isinstance(private, outer) else private
 
 
 def clip_scale(state: TrainState) -> float | None:

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
   from dpjax.transforms.every_clip_rule import CLIP_RULES as CLIP_RULES
   from dpjax.transforms.group_noise import PerLayer as PerLayer
   from dpjax.transforms.group_noise import group_stds as group_stds
+  from dpjax.transforms.scale_then_privatize import CoordinateScaling as CoordinateScaling
+  from dpjax.transforms.scale_then_privatize import ScaledLoss as ScaledLoss
   from dpjax.transforms.scale_then_privatize import ScalingState as ScalingState
+  from dpjax.transforms.scale_then_privatize import coordinate_scales as coordinate_scales
   from dpjax.transforms.scale_then_privatize import (
     scale_then_privatize as scale_then_privatize,
   )

@@ -17,6 +17,7 @@ and the noise has the same total variance. On the digits its defaults do not hel
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +26,42 @@ import optax
 
 from dpjax import trees, validate
 from dpjax.transforms.clipped import check_updates
-from dpjax.types import ClippedSum, PerExampleGrads
+from dpjax.types import ClippedSum, LossFn, Params, PerExampleGrads
 from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class CoordinateScaling:
+  """Scales coordinates by earlier private outputs, as a `Plan` and a config name it.
+
+  Args:
+    b2: of the moving average of squared outputs, in (0, 1).
+    floor: least s_t beside the root mean square of all, in (0, 1].
+
+  Raises:
+    UserError: a number out of its range.
+
+  >>> CoordinateScaling(floor=0.0)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: floor=0.0: must be in (0, 1]
+  """
+
+  b2: float = 0.9
+  floor: float = 0.1
+
+  def __post_init__(self):
+    validate.open_unit(b2=self.b2)
+    validate.probability(floor=self.floor)
+
+  @property
+  def statement(self) -> str:
+    """Returns the part of a privacy statement on what the noise is measured in."""
+    return (
+      "Scaled coordinates: in each step every coordinate is divided by a number that follows "
+      "from earlier noisy sums alone, then clipped and noised as stated, then multiplied by it. "
+      "The numbers may be released."
+    )
 
 
 class ScalingState(NamedTuple):
@@ -34,10 +69,50 @@ class ScalingState(NamedTuple):
 
   inner: Any
   nu: Any
+  floor: jax.Array  # float32: of the transform, so that a state alone gives s_t
+
+
+class ScaledLoss:
+  """The loss of one example as a function of d, at parameters w + d / s_t.
+
+  At d = 0 its value is that of the loss, and its gradient is g / s_t: what the clip must see.
+  Here the sum is formed after the clip, so no gradient of one example need be kept.
+  """
+
+  def __init__(self, loss_fn: LossFn, params: Params, scales: Any):
+    self._loss_fn = loss_fn
+    self._params = params
+    self._scales = scales
+
+  @property
+  def start(self) -> Params:
+    """Returns d = 0, at which the gradient is taken."""
+    # Half precision has too narrow a range for the quotient.
+    return jax.tree.map(
+      lambda leaf: jnp.zeros_like(trees.at_least_float32(leaf)), self._params
+    )
+
+  def __call__(self, offset: Params, example: Any) -> Any:
+    moved = jax.tree.map(
+      lambda w, d, s: w + (d / s).astype(w.dtype), self._params, offset, self._scales
+    )
+    return self._loss_fn(moved, example)
+
+
+def coordinate_scales(state: object) -> Any:
+  """Returns s_t of the next update, from a transform's state; None where it scales nothing.
+
+  Public once the outputs are: a function of earlier private outputs alone.
+  """
+  return _scales(state.nu, state.floor) if isinstance(state, ScalingState) else None
 
 
 def scale_then_privatize(
-  tx: optax.GradientTransformationExtraArgs, *, b2: float = 0.9, floor: float = 0.1
+  tx: optax.GradientTransformationExtraArgs,
+  *,
+  b2: float = 0.9,
+  floor: float = 0.1,
+  takes_scaled_sums: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Returns a private transform that clips and noises each coordinate in units of its size.
 
@@ -45,12 +120,14 @@ def scale_then_privatize(
     tx: `clip_and_noise`, or any private transform that takes what it takes.
     b2: of the moving average of squared outputs, in (0, 1).
     floor: least s_t beside the root mean square of all, in (0, 1].
+    takes_scaled_sums: also take a `ClippedSum`, which must be of a `ScaledLoss`. Another one
+      costs no privacy: its examples were clipped, only in other units than meant.
 
   Guarantee: that of `tx`, as the module proves. The first step is `tx` itself.
 
   Raises:
-    UserError: a `ClippedSum`, whose examples were clipped before they could be scaled: the fast
-      gradient route gives these. Use `dpjax.per_example_grads`.
+    UserError: a `ClippedSum` without `takes_scaled_sums`, whose examples were clipped before they
+      could be scaled: the fast gradient route gives these. Use `dpjax.per_example_grads`.
 
   >>> from dpjax.gradients import stacked
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
@@ -61,17 +138,16 @@ def scale_then_privatize(
   >>> first, tx.update(grads, state, mask=mask)[0].round(4)
   (Array([3., 4.], dtype=float32), Array([3., 4.], dtype=float32))
   """
-  validate.open_unit(b2=b2)
-  if not 0 < floor <= 1:
-    raise UserError("must be in (0, 1]", field="floor", value=floor)
+  # Made for its checks.
+  CoordinateScaling(b2, floor)
 
   def init_fn(params: Any) -> ScalingState:
     inner = tx.init(params)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
-    return ScalingState(inner, zeros)
+    return ScalingState(inner, zeros, jnp.float32(floor))
 
   def update_fn(updates, state, params=None, **extra_args):
-    if isinstance(updates, ClippedSum):
+    if isinstance(updates, ClippedSum) and not takes_scaled_sums:
       raise UserError(
         "must be stacked gradients of dpjax.per_example_grads: a ClippedSum was clipped before "
         "its examples could be scaled",
@@ -85,22 +161,27 @@ def scale_then_privatize(
         field="state",
       )
     arrays = check_updates(updates, None)
-    scales = _scales(state.nu, floor)
-    # Half precision has too narrow a range for the quotient.
-    divided = jax.tree.map(lambda g, s: trees.at_least_float32(g) / s[None], arrays, scales)
-    rows: Any = PerExampleGrads.of(divided, updates.mask, updates.rows)
+    scales = _scales(state.nu, state.floor)
+    rows: Any = updates
+    # A sum of a `ScaledLoss` was scaled before it was clipped.
+    if isinstance(updates, PerExampleGrads):
+      # Half precision has too narrow a range for the quotient.
+      divided = jax.tree.map(
+        lambda g, s: trees.at_least_float32(g) / s[None], arrays, scales
+      )
+      rows = PerExampleGrads.of(divided, updates.mask, updates.rows)
     noisy, inner = tx.update(rows, state.inner, params, **extra_args)
     private = jax.tree.map(lambda leaf, s: leaf * s, noisy, scales)
     # The state keeps its type for float64 gradients, too, or `lax.scan` would refuse it.
     nu = jax.tree.map(
       lambda v, g: (b2 * v + (1 - b2) * g**2).astype(jnp.float32), state.nu, private
     )
-    return private, ScalingState(inner, nu)
+    return private, ScalingState(inner, nu, state.floor)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _scales(nu: Any, floor: float) -> Any:
+def _scales(nu: Any, floor: Any) -> Any:
   """Returns s_t for each coordinate, with a root mean square of 1: a function of outputs alone."""
   leaves = jax.tree.leaves(nu)
   # A float: from 2^31 coordinates on their number is no int32.

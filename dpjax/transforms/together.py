@@ -25,6 +25,11 @@ APART = {
   "correlated noise": _SHAPED,
   "a noise schedule": (*_SHAPED, _EPOCHS),
   _BANDS: ("free participation",),
+  "scaled coordinates": (
+    *("adaptive clipping", "a clip schedule", "clipping that is not flat"),
+    *("several clip norms", "noise shares", "correlated noise", "bounded participation"),
+    "slices",
+  ),
   "private statistics": ("users",),
 }
 
@@ -36,6 +41,7 @@ def features(
   sampler: Sampler | None = None,
   slices: int = 1,
   statistics: object = None,
+  scaling: object = None,
 ) -> dict[str, str]:
   """Returns the features in `APART` that these have, each with the argument that causes it.
 
@@ -56,6 +62,7 @@ def features(
     "correlated noise": (shape.correlation is not None, strategy),
     _BANDS: (shape.strategy.bands != 1, strategy),
     "slices": (slices != 1, f"slices={slices}"),
+    "scaled coordinates": (scaling is not None, f"scaling={scaling!r}"),
     "private statistics": (statistics is not None, "statistics"),
   }
   if sampler is not None:
@@ -76,6 +83,7 @@ def check_together(
   sampler: Sampler | None = None,
   slices: int = 1,
   statistics: object = None,
+  scaling: object = None,
 ) -> None:
   """Raises UserError for the first pair of `APART`, or for an invalid sampler or shape.
 
@@ -88,7 +96,9 @@ def check_together(
     raise UserError("must be a NoiseShape", field="noise_shape", value=shape)
   if not isinstance(sampler, Sampler | None):
     raise UserError("must be a dpjax.sampling.Sampler", field="sampler", value=sampler)
-  present = features(clip, shape, sampler=sampler, slices=slices, statistics=statistics)
+  present = features(
+    clip, shape, sampler=sampler, slices=slices, statistics=statistics, scaling=scaling
+  )
   pairs = [(feature, other) for feature, apart in APART.items() for other in apart]
   for feature, other in pairs:
     if feature in present and other in present:

@@ -37,6 +37,8 @@ _RUNS = {
   "automatic": {"privacy.clipping": "automatic"},
   "adaptive, release": {"privacy.clipping": "adaptive", "release": True},
   "slack": {"privacy.clipping": "slack"},
+  "scaled, release": {"privacy.scaling": "by_outputs", "release": True},
+  "scaled, levels": {"privacy.scaling": "by_outputs", "privacy.noise_levels": [2.0, 1.0]},
   "noise by layer": {
     "privacy.clipping": "per_layer",
     "privacy.clipping.noise": "uniform",
@@ -60,6 +62,8 @@ def test_a_run_ends_with_true_facts(name, tmp_path):
   flat = make_plan(_config(), 300).epsilon()
   charged_more = name.startswith("adaptive")
   assert (result["epsilon"] > flat * 1.0001) == charged_more
+  assert ("scaling" in result) == name.startswith("scaled")
+  assert ("Scaled coordinates" in plan.statement()) == name.startswith("scaled")
   rows = writers.read_metrics(tmp_path / "run")
   changing = charged_more or name.startswith(("schedule", "slack"))
   assert all(("l2_clip_norm" in row) == changing for row in rows)
@@ -74,6 +78,7 @@ def test_a_run_ends_with_true_facts(name, tmp_path):
   "overrides",
   [
     {"slices": 2, "privacy.clip_schedule": "linear"},
+    {"privacy.scaling": {"name": "by_outputs", "floor": 0.3}},
     pytest.param({"privacy.clipping": "adaptive"}, marks=pytest.mark.long),
   ],
 )
@@ -111,6 +116,34 @@ def test_p16_p27_stopped_and_resumed_equals_uninterrupted(overrides, tmp_path, m
     ({"optimizer.rule": "dp_adam", "privacy.clipping": "adaptive"}, "one standard"),
     ({"optimizer.rule": "dp_sgld", "privacy.clip_schedule": "linear"}, "one standard"),
     ({"slices": 0}, "slices=0"),
+    ({"privacy.scaling": "by_output"}, "did you mean 'by_outputs'"),
+    (
+      {"privacy.scaling": {"name": "by_outputs", "floor": 0.0}},
+      "privacy.scaling.floor=0.0",
+    ),
+    ({"privacy.scaling": {"name": "by_outputs", "b2": 1.0}}, "privacy.scaling.b2=1.0"),
+    ({"privacy.scaling.floor": 0.5}, "'none' has no .* belongs to by_outputs"),
+    (
+      {"privacy.scaling": "by_outputs", "privacy.method": "dp_ftrl"},
+      "not with scaled coordinates",
+    ),
+    ({"privacy.scaling": "by_outputs", "slices": 2}, "slices=2: not with scaled"),
+    ({"privacy.scaling": "by_outputs", "optimizer.rule": "dp_adam"}, "one standard"),
+    ({"privacy.scaling": "by_outputs", "optimizer.rule": "dp_sgld"}, "one standard"),
+    (
+      {"privacy.scaling": "by_outputs", "privacy.clipping": "per_layer"},
+      "not with scaled coordinates",
+    ),
+    ({"privacy.scaling": "by_outputs", "privacy.method": "sgd"}, "privacy.scaling"),
+    (
+      {
+        "privacy.scaling": "by_outputs",
+        "privacy.method": "least_squares",
+        "model.name": "linear",
+      },
+      "privacy.scaling",
+    ),
+    ({"privacy.scaling": "by_outputs", "audit.enabled": True}, "audit.kind='gradient'"),
     ({"privacy.clipping": "adaptive", "slices": 2}, "not with adaptive"),
     ({"privacy.clipping": Automatic(gamma=0.0)}, "privacy.clipping.gamma=0.0"),
     ({"privacy.clip_schedule": "linear", "privacy.clip_schedule_final": 0.0}, "clip_sched"),

@@ -19,6 +19,8 @@ from dpjax.experiments.kinds import unused
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
+from dpjax.experiments.kinds.distillation import config as distillation
+from dpjax.experiments.kinds.distillation.config import DistillationConfig
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import unused as fed_unused
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -303,6 +305,7 @@ def test_a_field_that_nothing_reads_is_found():
 _GRID = {"optimizer.learning_rate": [0.1, 0.2]}  # a sweep without one is refused for that
 _DEFAULTS = [TrainConfig(), FedConfig(), RelevanceConfig(), grid.SweepConfig(grid=_GRID)]
 _DEFAULTS += [AttackConfig(), SecureConfig(), PateConfig(), SynthesisConfig()]
+_DEFAULTS += [DistillationConfig()]
 
 
 @pytest.mark.parametrize("config", _DEFAULTS, ids=lambda config: type(config).__name__)
@@ -396,6 +399,8 @@ def _any_check(config):
     return secure_table.points(config)
   if isinstance(config, PateConfig):
     return pate.check(config)
+  if isinstance(config, DistillationConfig):
+    return distillation.check(config)
   if isinstance(config, SynthesisConfig):
     return synthesis.check(config)
   return _check(config)

@@ -1,11 +1,16 @@
 """Scaling before the clip: its formula, the noise it leaves, and the route it refuses."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from dpjax import gradients, transforms
+import dpjax
+from dpjax import federated, gradients, noise, sampling, training, transforms
+from dpjax.noise.correlated import BandedToeplitz
 from dpjax.transforms.scale_then_privatize import _scales
 from dpjax.types import ClippedSum
 from dpjax.validate import UserError
@@ -112,3 +117,152 @@ def test_the_first_step_is_that_of_the_inner_transform():
   )
   assert np.abs(np.asarray(one["b"])).min() > 0
   np.testing.assert_array_equal(one["b"], two["b"])
+
+
+# --- a plan with scaling, and training with it
+
+_PLAN = dpjax.Plan(
+  sampler=sampling.PoissonSampler(prob=0.5, capacity=16),
+  noise_multiplier=1.0,
+  l2_clip_norm=0.5,
+  normalize_by=4,
+  num_steps=6,
+  delta=1e-5,
+  scaling=transforms.CoordinateScaling(b2=0.5, floor=0.2),
+)
+
+
+def _network():
+  rng = np.random.default_rng(1)
+  x = jnp.asarray(rng.normal(size=(9, 4)) * [3.0, 1.0, 0.1, 1.0], jnp.float32)
+  leaves = {"in": rng.normal(size=(4, 5)), "bias": np.zeros(5), "out": rng.normal(size=5)}
+  return {name: jnp.asarray(leaf, jnp.float32) for name, leaf in leaves.items()}, x
+
+
+def _loss(params, x):
+  return jnp.tanh(x @ params["in"] + params["bias"]) @ params["out"]
+
+
+def _masks():
+  rng = np.random.default_rng(2)
+  return [jnp.asarray(rng.random(9) < 0.6) for _ in range(_PLAN.num_steps)]
+
+
+@pytest.mark.parametrize("method", gradients.METHODS)
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_dp_sgd_scales_before_it_clips_by_every_route(method, microbatch_size):
+  """Against stacked gradients, each divided by its scales, which the transform does itself."""
+  params, x = _network()
+  init, step = training.dp_sgd(
+    _loss,
+    _PLAN,
+    optax.sgd(0.5),
+    noise_key=jax.random.key(1),
+    method=method,
+    microbatch_size=microbatch_size,
+  )
+  tx = optax.chain(_PLAN.transform(jax.random.key(1)), optax.sgd(0.5))
+  state = init(params)
+  step = jax.jit(step)
+  opt_state = tx.init(params)
+  for mask in _masks():
+    state, _ = step(state, dpjax.Batch(x, mask))
+    _, rows = dpjax.per_example_grads(_loss)(params, x)
+    updates, opt_state = tx.update(rows, opt_state, params, mask=mask)
+    params = optax.apply_updates(params, updates)
+  for name, leaf in params.items():
+    np.testing.assert_allclose(state.params[name], leaf, rtol=1e-5, atol=1e-6)
+  scales = transforms.coordinate_scales(state.opt_state[0])
+  spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(scales)])
+  # Scales that are all alike would show nothing.
+  assert spread.max() / spread.min() > 2
+  assert _PLAN.spent(state).steps == _PLAN.num_steps
+  assert training.noise_state(state).draws == _PLAN.num_steps
+
+
+@pytest.mark.parametrize("far", [1e4, 1e30, np.inf, np.nan])
+@pytest.mark.parametrize("past", [[1e-30, 1e30], [0.0, 0.0], [np.inf, 1.0], [1.0, 1e-12]])
+def test_no_example_moves_a_step_of_dp_sgd_beyond_the_clip_norm_in_its_units(far, past):
+  """Any scales, any record: without noise the step moves by C in these units at most."""
+  quiet = dataclasses.replace(_PLAN, noise_multiplier=0.0)
+  init, step = training.dp_sgd(
+    lambda w, x: jnp.sum(w * x), quiet, optax.sgd(1.0), noise_key=jax.random.key(0)
+  )
+  state = init(jnp.zeros(2))
+  private = state.opt_state[0]._replace(nu=jnp.array(past, jnp.float32))
+  state = state._replace(opt_state=(private, *state.opt_state[1:]))
+  scales = transforms.coordinate_scales(private)
+  x = jnp.array([[far, -far], [1.0, 0.5]], jnp.float32)
+  sums = [
+    step(state, dpjax.Batch(x, jnp.array([here, True])))[0].params / scales
+    for here in (False, True)
+  ]
+  moved = np.linalg.norm(np.asarray(sums[1] - sums[0])) * quiet.normalize_by
+  assert moved <= quiet.l2_bound * (1 + 1e-5)
+
+
+def test_scaling_costs_nothing_and_is_stated():
+  plain = dataclasses.replace(_PLAN, scaling=None)
+  assert _PLAN.epsilon() == plain.epsilon()
+  assert "Scaled coordinates" in _PLAN.statement()
+  assert "Scaled coordinates" not in plain.statement()
+  # A state of one is not one of the other, nor of other scales.
+  other = dataclasses.replace(_PLAN, scaling=transforms.CoordinateScaling())
+  state = _PLAN.transform(jax.random.key(0)).init(jnp.zeros(2))
+  for wrong in (plain, other):
+    with pytest.raises(UserError, match="another plan|checksum|changed|not the state"):
+      wrong.spent(state)
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"slices": 2}, "slices=2: not with scaled coordinates"),
+    ({"l2_clip_norm": gradients.Clip(1.0, "automatic")}, "Automatic.*not with scaled"),
+    ({"l2_clip_norm": gradients.Clip(1.0, transforms.AdaptiveClipping())}, "not with"),
+    ({"l2_clip_norm": gradients.Clip(1.0, schedule=(1.0,) * 6)}, "not with scaled"),
+    ({"l2_clip_norm": {"a": 1.0, "b": 2.0}}, "not with scaled"),
+    ({"noise_shape": noise.NoiseShape(shares={"a": 1.0})}, "shares.*not with scaled"),
+    (
+      {
+        "noise_shape": noise.NoiseShape(correlation=BandedToeplitz((1.0, 0.5))),
+        "sampler": sampling.CyclicSampler(2, 8),
+      },
+      "BandedToeplitz: not with scaled",
+    ),
+    ({"sampler": sampling.CyclicSampler(2, 8)}, "CyclicSampler.*not with scaled"),
+    ({"scaling": 0.1}, "scaling=0.1: must be a dpjax.transforms.CoordinateScaling"),
+    ({"scaling": True}, "scaling=True: must be"),
+  ],
+)
+def test_what_is_not_proved_beside_scaling_is_refused(changes, match):
+  with pytest.raises(UserError, match=match) as caught:
+    dataclasses.replace(_PLAN, **changes)
+  assert "\n" not in str(caught.value)
+
+
+def test_gradients_in_other_units_than_those_of_the_scales_are_refused():
+  params, _ = _network()
+  with pytest.raises(UserError, match="loss_fn=.*must be a dpjax.transforms.ScaledLoss"):
+    _PLAN.clipped_grad(_loss)
+  with pytest.raises(UserError, match="makes noise_std differ by step"):
+    _ = _PLAN.noise_std
+  with pytest.raises(UserError, match="scaling=.*must be None for clients"):
+    federated.central(_PLAN, jax.random.key(0))
+  aggregator = federated.dp_mean(_PLAN.transform(jax.random.key(0)), l2_clip_norm=0.5)
+  with pytest.raises(
+    UserError, match="l2_clip_norm=0.5: must be None for a transform that"
+  ):
+    aggregator.init(params)
+
+
+def test_the_loss_at_the_start_is_the_loss_also_in_half_precision():
+  """w + 0 / s is w exactly, and the quotient of a small scale does not overflow float16."""
+  params = jnp.array([0.1, 3.0], jnp.float16)
+  scales = jnp.array([1e-3, 1.0])
+  loss = lambda w, x: jnp.sum(w.astype(jnp.float32) * x)
+  scaled = transforms.ScaledLoss(loss, params, scales)
+  x = jnp.array([5e2, 1.0])
+  assert scaled(scaled.start, x) == loss(params, x)
+  found = jax.grad(scaled)(scaled.start, x)
+  np.testing.assert_allclose(found, x / scales, rtol=2e-3)

@@ -264,9 +264,12 @@ def _factors(plan: Plan, steps: np.ndarray) -> np.ndarray:
 def updated(
   update_fn: Callable, summed: ClippedSum, state: ArrayTree, params: Params, mask: Array
 ):
-  """(the transform's update at a constant clip norm, its next state)."""
+  """(the transform's update at a constant clip norm and scale, its next state)."""
   scale = transforms.clip_scale(state)
+  scales = transforms.coordinate_scales(state)
   update, state = update_fn(summed, state, params, mask=mask)
+  if scales is not None:
+    return jax.tree.map(lambda leaf, s: leaf / s, update, scales), state
   return (update if scale is None else trees.scale(update, 1 / scale)), state
 
 

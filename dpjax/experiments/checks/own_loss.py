@@ -153,11 +153,12 @@ def check(
   if (
     algorithm is not None
     and clipped_grad is not None
-    and (clip.schedule or clip.rule.adapts)
+    and (clip.schedule or clip.rule.adapts or plan.scaling)
   ):
     raise UserError(
-      "cannot be compared with clipped_grad=, which does not know how the clip "
-      f"norm of the plan moves (l2_clip_norm={clip!r:.80}); leave clipped_grad out",
+      "cannot be compared with clipped_grad=, which does not know how the clip norm or the "
+      f"scales of the plan move (l2_clip_norm={clip!r:.80}, scaling={plan.scaling!r:.60}); leave "
+      "clipped_grad out",
       field="algorithm",
     )
   data = columns.by_place(data)
@@ -170,8 +171,11 @@ def check(
       "needs examples with a field `key`, such as dpjax.Example", field="example_key"
     )
 
+  # Checks give it the loss, and a scaled loss where coordinates are scaled.
+  unscaled = dataclasses.replace(plan, scaling=None)
+
   def gradient_of(loss: LossFn) -> gradients.ClippedGrad:
-    return plan.clipped_grad(loss, **options)
+    return unscaled.clipped_grad(loss, **options)
 
   def whole_step(key: Array) -> Algorithm:
     assert optimizer is not None

@@ -55,8 +55,11 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
   run = build.assemble(config, loaded, _run_keys(config, whole))
   plan = run.plan
 
+  # Checks give it the loss, and a scaled loss where coordinates are scaled.
+  unscaled = dataclasses.replace(plan, scaling=None)
+
   def clipped_grad(loss_fn: LossFn) -> gradients.ClippedGrad:
-    return plan.clipped_grad(
+    return unscaled.clipped_grad(
       loss_fn,
       method=config.grad_method,
       microbatch_size=config.microbatch_size,

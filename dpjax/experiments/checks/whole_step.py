@@ -30,7 +30,9 @@ def _num_steps(subject: Subject) -> int:
   plan = subject.plan
   most = int(_WORK / (plan.sampler.padded_batch_size * max(trees.size(subject.params), 1)))
   # A norm rounded across an adaptive bound moves the bound, and every later step with it.
-  most = _FEWEST if plan.l2_clip_norm.rule.adapts else min(max(most, _FEWEST), _MOST)
+  # So does a rounded sum with the scales of coordinates.
+  moves = plan.l2_clip_norm.rule.adapts or plan.scaling is not None
+  most = _FEWEST if moves else min(max(most, _FEWEST), _MOST)
   return min(most, plan.num_steps)
 
 
@@ -102,14 +104,21 @@ class _Parts:
     def step(params, held, parts):
       state, opt_state = held
       scale = transforms.clip_scale(state)
+      scales = transforms.coordinate_scales(state)
       grad_fn = subject.clipped_grad
+      at = params
+      if scales is not None:
+        assert subject.gradient_of is not None
+        scaled_loss = transforms.ScaledLoss(subject.loss_fn, params, scales)
+        grad_fn = subject.gradient_of(scaled_loss)
+        at = scaled_loss.start
       if scale is not None:
         # Dividing the loss multiplies the step's clip norm.
         assert subject.gradient_of is not None
         grad_fn = subject.gradient_of(
           lambda p, example: subject.loss_fn(p, example) / scale
         )
-      summed = _joined([grad_fn(params, part.examples, part.mask) for part in parts])
+      summed = _joined([grad_fn(at, part.examples, part.mask) for part in parts])
       mask = jnp.concatenate([part.mask for part in parts])
       noisy, state = tx.update(summed, state, params, mask=mask)
       updates, opt_state = optimizer.update(noisy, opt_state, params)
@@ -141,7 +150,7 @@ def whole_step(subject: Subject) -> Row:
   if subject.algorithm is None or subject.optimizer is None:
     return not_applicable(_NAME, "the steps are the caller's own")
   clip = plan.l2_clip_norm
-  if subject.gradient_of is None and (clip.schedule or clip.rule.adapts):
+  if subject.gradient_of is None and (clip.schedule or clip.rule.adapts or plan.scaling):
     return not_applicable(_NAME, "of a sum of the caller's own, whose clip norm moves")
   key = jax.random.key(SEED)
   algorithm = subject.algorithm(key)

@@ -47,7 +47,7 @@ def of_training(config: TrainConfig) -> Unused:
   private = privacy.method != "sgd"
   guarantee = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
   guarantee += ("accountant", "epsilon_budget", "attacker")
-  guarantee += ("clipping", "clip_schedule", "noise_levels")
+  guarantee += ("clipping", "scaling", "clip_schedule", "noise_levels")
   named = [f"privacy.{name}" for name in guarantee]
   reported = private or config.audit.enabled
   # Private statistics normalise the inputs instead of the model's own groups.

@@ -121,6 +121,7 @@ _LATER: dict[str, Any] = {
     "directions": None,
   },
   "trainable": {"name": "all"},
+  "scaling": {"name": "none"},
   "safetensors": False,
   "pretrained": None,
   "client_state": "memory",

@@ -100,6 +100,17 @@ class LowRank:
   pattern: Annotated[str, "of paths such as params/block_0/mlp_in/kernel"] = "*/kernel"
 
 
+@dataclasses.dataclass(frozen=True)
+class Unscaled:
+  """Clips and noises all coordinates alike."""
+
+
+SCALINGS: dict[str, type] = {
+  "none": Unscaled,
+  "by_outputs": transforms.CoordinateScaling,
+}
+
+
 TRAINABLE: dict[str, type] = {
   "all": AllWeights,
   "head": Head,
@@ -220,6 +231,12 @@ class PrivacyConfig(WithChoices):
     Choice(CLIPPINGS),
     "rule by which one example's gradient is shortened",
   ] = dataclasses.field(default_factory=gradients.Flat)
+  scaling: Annotated[
+    Unscaled | transforms.CoordinateScaling,
+    Choice(SCALINGS),
+    "of coordinates before the clip, and back after the noise; by_outputs: by earlier noisy "
+    "gradients, at no cost",
+  ] = dataclasses.field(default_factory=Unscaled)
   clip_schedule: Annotated[
     str, rules.among(transforms.CLIP_SCHEDULES), "l2_clip_norm by step"
   ] = "constant"

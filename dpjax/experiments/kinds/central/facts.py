@@ -24,6 +24,12 @@ def clip_norm(plan: Plan, scale: ArrayLike | None, name: str) -> dict[str, float
   return {} if scale is None else {name: plan.l2_bound * float(np.asarray(scale))}
 
 
+def scaling(config: TrainConfig) -> dict[str, Any]:
+  """Returns how coordinates are scaled; results without scaling have no such key."""
+  chosen = fields.get(config, "privacy.scaling")
+  return {} if chosen == "none" else {"scaling": chosen}
+
+
 def observed(
   config: TrainConfig, run: Run, state: training.TrainState, info: Any, step: int
 ) -> dict[str, float]:
@@ -55,6 +61,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     "clipping": fields.get(config, "privacy.clipping")
     if config.privacy.method != "sgd"
     else None,
+    **scaling(config),
     "sampler": repr(plan.sampler),
     "normalize_by": plan.normalize_by,
   }

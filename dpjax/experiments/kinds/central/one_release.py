@@ -42,6 +42,7 @@ _OF_STEPS = ("trainable", "pretrained", "safetensors", "loss", "optimizer", "num
 _OF_STEPS += ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_STEPS += ("augmentation", "augmult", "ema_decay", "eval_every", "checkpoint_every")
 _OF_STEPS += ("diagnostics", "privacy.l2_clip_norm", "privacy.clipping", "privacy.sampler")
+_OF_STEPS += ("privacy.scaling",)
 _OF_STEPS += ("privacy.clip_schedule", "privacy.clip_schedule_final", "privacy.capacity")
 _OF_STEPS += ("privacy.num_selected",)
 _OF_STEPS += ("privacy.sampling_prob", "privacy.noise_levels")

@@ -56,6 +56,7 @@ def check(config: TrainConfig) -> None:
     _check_prob(privacy, kind)
   _check_clipping(config)
   _check_noise_aware(config)
+  _check_scaling(config)
   if privacy.method in PRIVATE_METHODS:
     _check_promise(privacy)
 
@@ -133,6 +134,27 @@ def _check_noise_aware(config: TrainConfig) -> None:
       "different temperatures",
       field="privacy.clipping.noise",
       value=rule.noise,
+    )
+
+
+def _check_scaling(config: TrainConfig) -> None:
+  privacy = config.privacy
+  if _scaling(privacy) is None:
+    return
+  name = fields.name_of(config.optimizer, "rule")
+  if name in NOISE_AWARE:
+    raise UserError(
+      "needs noise of one standard deviation at every step and coordinate, which "
+      f"privacy.scaling={fields.name_of(privacy, 'scaling')!r} does not leave",
+      field="optimizer.rule",
+      value=name,
+    )
+  if config.audit.enabled and config.audit.kind == "gradient":
+    raise UserError(
+      "not with privacy.scaling, which makes the noise along a canary's parameter another at each "
+      "step; 'mislabelled' and 'random' go with it",
+      field="audit.kind",
+      value=config.audit.kind,
     )
 
 
@@ -231,6 +253,11 @@ def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
   return privacy.clipping.make(privacy.l2_clip_norm, params, schedule)
 
 
+def _scaling(privacy: PrivacyConfig) -> transforms.CoordinateScaling | None:
+  chosen = privacy.scaling
+  return chosen if isinstance(chosen, transforms.CoordinateScaling) else None
+
+
 def maker(
   epsilon: float | None,
   noise_multiplier: float | None,
@@ -278,6 +305,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
     slices=config.slices,
     noise_shape=noise_shape,
     statistics=statistics,
+    scaling=_scaling(privacy),
   )
   plan = _with_capacity(plan, privacy, num_examples)
   if plan.slices > plan.sampler.padded_batch_size:

@@ -1,0 +1,1 @@
+"""Configs of `launch.distill`: MNIST, and a quickstart."""

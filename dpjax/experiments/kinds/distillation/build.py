@@ -1,0 +1,285 @@
+"""Builds the job of one run of distillation from a `DistillationConfig`.
+
+Every step is one of DP-SGD, and one event. With `method="public"` it moves the teacher, and then
+the student some times on public images. With `method="joint"` one clipped gradient moves both.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from dpjax import data as data_lib
+from dpjax import training
+from dpjax.accounting.text import paragraph
+from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
+from dpjax.experiments.run import config_names, guarantee, sizes
+from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
+from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.plan import Plan
+from dpjax.types import Array
+from dpjax.validate import UserError
+
+# Of the public key: those of first parameters never meet those of the student's updates.
+_STEPS = 1
+_PARAMETERS = 2
+_NOTES = {
+  "public": (
+    "Only the teacher reads private records, and each of its steps is accounted. The student reads "
+    "the teacher's noisy parameters and {pool} images that are taken as public: the first ones of "
+    "the test set, without labels. It costs nothing more."
+  ),
+  "joint": (
+    "One vector holds the gradients of both networks. It is clipped and gets noise as a whole, so "
+    "each step is one event for both."
+  ),
+}
+
+
+class _Network(nn.Module):
+  """Images -> logits, by one hidden layer."""
+
+  hidden: int
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    flat = x.reshape(x.shape[0], -1)
+    return nn.Dense(self.num_classes)(nn.tanh(nn.Dense(self.hidden)(flat)))
+
+
+def digest(config: DistillationConfig) -> bytes:
+  """Returns the public digest of everything in the config that shapes the run."""
+  fields = config_names.without_places(to_dict(config))
+  return run_keys_lib.config_digest("distillation", fields)
+
+
+def load_data(config: DistillationConfig) -> tuple[Any, Any]:
+  """Returns (private data, public data)."""
+  return data_lib.load(config.dataset, data_dir=config.data_dir)
+
+
+@bounds.names_fields
+def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> Job:
+  """Builds the job of one run.
+
+  Args:
+    loaded: as `load_data` returns them, to share them between runs.
+  """
+  check(config)
+  read = functools.cache(lambda: _checked(config, loaded or load_data(config)))
+
+  def start(random: RunKeys) -> Schedule:
+    train, public = read()
+    return single(_phase(config, train, public, random))
+
+  return Job(
+    config=config,
+    digest=digest(config),
+    seed=config.seed,
+    data_name=config.dataset,
+    data=lambda: data_lib.digest(read()[0]),
+    start=start,
+  )
+
+
+def _checked(config: DistillationConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
+  train, public = loaded
+  data_lib.needs_classes(train, "distillation")
+  if len(train.x.shape) != 4:
+    raise UserError(
+      f"must hold images [H, W, C]; an example is of shape {train.x.shape[1:]}",
+      field="dataset",
+      value=config.dataset,
+    )
+  if len(public) <= config.num_pool:
+    raise UserError(
+      f"must leave some of the {len(public)} public examples to score the student",
+      field="num_pool",
+      value=config.num_pool,
+    )
+  return train, public
+
+
+# What only the data show to be wrong names the config's fields, too.
+@bounds.names_fields
+def _phase(config: DistillationConfig, train: Any, public: Any, random: RunKeys) -> Phase:
+  return _Run(config, train, public, random).phase()
+
+
+class _Run:
+  """The parts of one run."""
+
+  def __init__(self, config: DistillationConfig, train: Any, public: Any, random: RunKeys):
+    self.config = config
+    self.train = train if train.present is None else train.subset(train.present)
+    self.stated_size = sizes.stated(
+      len(train), train.nominal_size, relation="add_or_remove_one"
+    )
+    self.public = public
+    self.random = random
+    self.teacher = _Network(config.teacher_hidden, train.num_classes)
+    self.student = _Network(config.student_hidden, train.num_classes)
+    self.plan = Plan.for_data(
+      train,
+      batch_size=config.batch_size,
+      epochs=config.epochs,
+      epsilon=config.epsilon,
+      delta=config.delta,
+      l2_clip_norm=config.l2_clip_norm,
+    )
+    make = self._public if config.method == "public" else self._joint
+    self.init, self.step = make()
+
+  # --- losses
+
+  def _teacher_loss(self, params: Any, example: Any) -> Array:
+    logits = self.teacher.apply(params, example.x[None])
+    assert isinstance(logits, jax.Array)
+    return optax.softmax_cross_entropy_with_integer_labels(logits[0], example.y)
+
+  def _answers(self, teacher: Any, x: Array) -> Array:
+    """Returns the teacher's probabilities [B, K], softened by the temperature."""
+    logits = jnp.asarray(self.teacher.apply(teacher, x))
+    return jax.nn.softmax(logits / self.config.temperature)
+
+  def _imitation(self, student: Any, teacher: Any, x: Array) -> Array:
+    """Returns the mean cross-entropy of the student against the teacher's answers."""
+    temperature = self.config.temperature
+    logits = jnp.asarray(self.student.apply(student, x)) / temperature
+    losses = optax.softmax_cross_entropy(logits, self._answers(teacher, x))
+    # Softer answers have smaller gradients, by the square of the temperature (Hinton et al. 2015).
+    return temperature**2 * jnp.mean(losses)
+
+  # --- the two methods
+
+  def _public(self) -> tuple[Any, Any]:
+    config = self.config
+    pool = jnp.asarray(np.asarray(self.public.x[: config.num_pool]))
+
+    def inputs(rows: Array, teacher: Any, key: Array) -> Array:
+      del teacher
+      chosen = jax.random.randint(key, (config.student_batch,), 0, config.num_pool)
+      return rows[chosen]
+
+    both = training.distillation(
+      self._teacher_loss,
+      self._imitation,
+      self.plan,
+      inputs=inputs,
+      public=pool,
+      teacher_tx=optax.sgd(config.teacher_rate),
+      student_tx=optax.adam(config.student_rate),
+      noise_key=self.random.noise,
+      public_key=jax.random.fold_in(self.random.init, _STEPS),
+    )
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+      state, info = both.step(state, batch)
+      for _ in range(config.student_updates - 1):
+        state = both.student_step(state)
+      return state, info
+
+    return both.init, step
+
+  def _joint(self) -> tuple[Any, Any]:
+    config = self.config
+
+    def student_loss(student: Any, teacher: Any, example: Any) -> Array:
+      logits = jnp.asarray(self.student.apply(student, example.x[None]))
+      labelled = optax.softmax_cross_entropy_with_integer_labels(logits[0], example.y)
+      return labelled + self._imitation(student, teacher, example.x[None])
+
+    algorithm = training.joint_distillation(
+      self._teacher_loss,
+      student_loss,
+      self.plan,
+      teacher_tx=optax.sgd(config.teacher_rate),
+      student_tx=optax.sgd(config.student_rate),
+      noise_key=self.random.noise,
+    )
+    together = lambda teacher, student: algorithm.init(
+      {"teacher": teacher, "student": student}
+    )
+    return together, algorithm.step
+
+  # --- the run
+
+  def first(self) -> Any:
+    """Returns the state before the first step."""
+    key = jax.random.fold_in(self.random.init, _PARAMETERS)
+    teacher_key, student_key = jax.random.split(key)
+    # Only the shape of an image, never an image.
+    x = jnp.zeros((1, *self.train.x.shape[1:]))
+    return self.init(self.teacher.init(teacher_key, x), self.student.init(student_key, x))
+
+  def networks(self, state: Any) -> dict[str, Any]:
+    """Returns the parameters of both networks."""
+    if self.config.method == "joint":
+      return state.params
+    return {"teacher": state.teacher.params, "student": state.student}
+
+  def scores(self, state: Any) -> Scores:
+    """Returns the accuracy of both networks on public examples outside the pool."""
+    held_out = slice(self.config.num_pool, len(self.public))
+    x = jnp.asarray(np.asarray(self.public.x[held_out]))
+    y = np.asarray(self.public.y[held_out])
+    networks = self.networks(state)
+
+    def accuracy(network: nn.Module, params: Any) -> float:
+      logits = np.asarray(jax.jit(network.apply)(params, x))
+      return float(np.mean(logits.argmax(axis=1) == y))
+
+    return {
+      "accuracy": accuracy(self.student, networks["student"]),
+      "teacher_accuracy": accuracy(self.teacher, networks["teacher"]),
+    }
+
+  def draws(self, start: int) -> Iterator[Any]:
+    """Yields the batches of the steps that are left."""
+    yield from self.plan.batches(self.train, rng=self.random.sampler, start=start)
+
+  def phase(self) -> Phase:
+    """Returns the run as a training."""
+    config = self.config
+    plan = self.plan
+    # `Plan.for_data` has refused a number that is a secret and that nobody declared.
+    assert self.stated_size is not None
+    note = _NOTES[config.method].format(pool=config.num_pool)
+    return Phase(
+      num_steps=plan.num_steps,
+      init=self.first,
+      step=jax.jit(self.step, donate_argnums=0),
+      draws=self.draws,
+      released=self.networks,
+      evaluate=self.scores,
+      guarantee=guarantee.noted(
+        guarantee.of_plan(plan, self.stated_size, budget=config.epsilon_budget),
+        paragraph(note),
+      ),
+      row_at=lambda step: every(config.eval_every, step, plan.num_steps),
+      steps_are="steps of the teacher",
+      planned=lambda: {
+        "task": "distillation",
+        "dataset": config.dataset,
+        "method": config.method,
+        "noise_multiplier": plan.noise_multiplier,
+        "batch_size": config.batch_size,
+        "l2_clip_norm": config.l2_clip_norm,
+        "teacher_hidden": config.teacher_hidden,
+        "student_hidden": config.student_hidden,
+      },
+      describe=lambda state, facts, rows: {
+        "teacher_accuracy": self.scores(state)["teacher_accuracy"]
+      },
+    )

@@ -1,0 +1,73 @@
+"""Typed configuration of a run with a teacher and a student, which a config file returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+from dpjax.experiments.config import common, rules
+from dpjax.experiments.config import unread as unread_lib
+from dpjax.experiments.config.unread import Unused, needs
+from dpjax.experiments.kinds import bounds
+
+METHODS = {
+  "public": "the student learns the teacher's answers on public images; it costs nothing",
+  "joint": "both learn from private records, under one clip and one noise",
+}
+_WIDTH = rules.between(1, 10**4)
+
+
+@dataclasses.dataclass
+class DistillationConfig:
+  """Configuration of a run: a teacher under DP-SGD, and a smaller student.
+
+  The test set is the public side: its first `num_pool` images, without labels, are public, and the
+  others score both networks.
+  """
+
+  method: Annotated[str, rules.among(METHODS), "what the student reads"] = "public"
+  dataset: Annotated[str, "digits | mnist | any images of dpjax.data.load"] = "digits"
+  data_dir: common.DataDir = None
+  num_pool: Annotated[int, common.COUNT, "public images without labels; of public"] = 200
+  teacher_hidden: Annotated[int, _WIDTH, "width of the teacher"] = 64
+  student_hidden: Annotated[int, _WIDTH, "width of the student"] = 16
+  temperature: Annotated[
+    float, rules.POSITIVE, "of the teacher's answers; more is softer"
+  ] = 1.0
+  batch_size: Annotated[int, common.COUNT, "expected records of a step"] = 256
+  epochs: Annotated[
+    int, rules.between(1, rules.MOST_EPOCHS), "expected steps of each record"
+  ] = 30
+  l2_clip_norm: Annotated[
+    common.ClipNorm, "of one record's gradient; of joint: of both networks together"
+  ] = 1.0
+  epsilon: Annotated[float, rules.POSITIVE, "of both networks together"] = 3.0
+  delta: Annotated[common.Delta, "of the same"] = 1e-5
+  epsilon_budget: common.EpsilonBudget = None
+  teacher_rate: Annotated[float, rules.POSITIVE, "learning rate of its SGD"] = 0.5
+  student_rate: Annotated[
+    float, rules.POSITIVE, "learning rate: of Adam for public, of SGD for joint"
+  ] = 2e-3
+  student_updates: Annotated[
+    int, rules.between(1, 1000), "of the student in a step of the teacher; of public"
+  ] = 5
+  student_batch: Annotated[int, common.COUNT, "public images of an update; of public"] = 128
+  eval_every: Annotated[int, common.COUNT, "steps between two scores"] = 50
+  seed: common.Seed = 0
+
+
+def unread(config: DistillationConfig) -> Unused:
+  """Returns the fields that a run does not read, each with the condition that it needs.
+
+  >>> sorted(unread(DistillationConfig(method="joint")))
+  ['student_batch', 'student_updates']
+  """
+  public = config.method == "public"
+  return needs(public, "method='public'", "student_updates", "student_batch")
+
+
+@bounds.names_fields
+def check(config: DistillationConfig) -> None:
+  """Raises UserError for errors of a run that can be found without data."""
+  bounds.typed(config)
+  unread_lib.refuse(config, unread(config))

@@ -1,0 +1,147 @@
+"""A run with a teacher and a student: its guarantee, resuming, refusals, keys of the result."""
+
+import numpy as np
+import pytest
+
+from dpjax import training
+from dpjax.accounting import Ledger
+from dpjax.data import from_arrays
+from dpjax.experiments.kinds.distillation import build
+from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
+from dpjax.experiments.run import loop, run_keys
+from dpjax.validate import UserError
+from tests.runs.stops import stop_after
+
+
+@pytest.fixture(scope="module")
+def sides():
+  """Two classes of bright halves; the second part is public."""
+  rng = np.random.default_rng(0)
+  parts = []
+  for size in (600, 200):
+    y = rng.integers(0, 2, size)
+    x = 0.2 * rng.random((size, 4, 4, 1))
+    x[y == 0, :2] += 0.7
+    x[y == 1, 2:] += 0.7
+    parts.append(from_arrays(x.astype(np.float32), y, num_classes=2, nominal_size=600))
+  return tuple(parts)
+
+
+def _config(**changes):
+  settings = {
+    "num_pool": 100,
+    "teacher_hidden": 16,
+    "student_hidden": 4,
+    "batch_size": 100,
+    "epochs": 5,
+    "eval_every": 10,
+    "student_batch": 32,
+    "student_rate": 0.02,
+  }
+  settings |= changes
+  if settings.get("method") == "joint":
+    settings |= {"student_rate": 0.5}
+    del settings["student_batch"]
+  return DistillationConfig(**settings)
+
+
+def _run(config, sides):
+  return build._Run(config, *sides, run_keys.derived(0, b"config", b"data"))
+
+
+@pytest.mark.parametrize("method", ["public", "joint"])
+def test_stopped_and_resumed_equals_uninterrupted(method, sides, tmp_path, monkeypatch):
+  config = _config(method=method)
+  whole = loop.train(config, tmp_path / "whole", data=sides)
+  assert whole["epsilon_kind"] == "proved" and 2.9 < whole["epsilon"] <= 3.0
+  assert whole["task"] == "distillation" and whole["method"] == method
+  assert whole["test_accuracy"] > 0.9 and whole["teacher_accuracy"] > 0.9
+  assert Ledger.from_json(whole["ledger"]).num_steps == whole["num_steps"] == 30
+  # The plan of plain DP-SGD with the same numbers: the student adds nothing.
+  assert whole["epsilon"] == pytest.approx(_run(config, sides).plan.epsilon())
+  words = " ".join(whole["privacy_statement"].split())
+  said = {"public": "100 images that are taken as public", "joint": "one event for both"}
+  assert said[method] in words
+  with np.load(tmp_path / "whole" / "params.npz") as params:
+    assert {name.split("/")[0] for name in params} == {"teacher", "student"}
+  stop_after(monkeypatch, 13)
+  with pytest.raises(loop.Interrupted, match="step 13"):
+    loop.train(config, tmp_path / "run", data=sides)
+  resumed = loop.train(config, tmp_path / "run", data=sides)
+  for name in ("params_sha256", "ledger", "epsilon", "teacher_accuracy"):
+    assert resumed[name] == whole[name], name
+
+
+def test_the_student_of_public_images_follows_from_the_teacher_and_the_pool(sides):
+  """No private record: the same teacher gives the same student, bit for bit; and the labels of
+  the pool are not read."""
+  train, public = sides
+  config = _config(student_updates=2)
+  run = _run(config, sides)
+  relabelled = from_arrays(public.x, 1 - public.y, num_classes=2, nominal_size=600)
+  other = _run(config, (train, relabelled))
+  state = run.first()
+  batch = next(run.draws(0))
+  one, _ = run.step(state, batch)
+  two, _ = other.step(other.first(), batch)
+  for key in one.student["params"]["Dense_0"]:
+    found = (np.asarray(part.student["params"]["Dense_0"][key]) for part in (one, two))
+    np.testing.assert_array_equal(*found)
+  assert int(one.student_step) == config.student_updates
+  assert run.plan.spent(one.teacher).steps == 1
+  # It does read the images of the pool: without this the test above could not fail.
+  darker = from_arrays(public.x * 0.5, public.y, num_classes=2, nominal_size=600)
+  third, _ = (darkened := _run(config, (train, darker))).step(darkened.first(), batch)
+  assert np.any(
+    np.asarray(third.student["params"]["Dense_0"]["kernel"])
+    != np.asarray(one.student["params"]["Dense_0"]["kernel"])
+  )
+
+
+def test_a_student_that_reads_private_images_is_refused(sides, monkeypatch):
+  """The library sees an array that was not declared."""
+  run = _run(_config(), sides)
+  secret = np.asarray(sides[0].x[:8])
+  leaking = lambda self, student, teacher, x: type(self)._honest(
+    self, student, teacher, secret
+  )
+  monkeypatch.setattr(build._Run, "_honest", build._Run._imitation, raising=False)
+  monkeypatch.setattr(build._Run, "_imitation", leaking)
+  leak = _run(_config(), sides)
+  with pytest.raises(UserError, match="student_loss: reads an array"):
+    leak.first()
+  assert isinstance(run.first(), training.distillation.__globals__["DistillationState"])
+
+
+@pytest.mark.parametrize(
+  ("changes", "match"),
+  [
+    ({"method": "both"}, "method='both'"),
+    ({"method": "joint", "student_updates": 3}, "student_updates=3"),
+    ({"epsilon": 0.0}, "epsilon=0.0"),
+    ({"temperature": float("nan")}, "temperature=nan"),
+    ({"student_hidden": 0}, "student_hidden=0"),
+    ({"num_pool": 0}, "num_pool=0"),
+    ({"delta": 1.0}, "delta=1.0"),
+  ],
+)
+def test_it_refuses_in_one_line(changes, match):
+  with pytest.raises(UserError, match=match) as caught:
+    check(_config(**changes))
+  assert "\n" not in str(caught.value)
+
+
+def test_it_refuses_what_only_the_data_show(sides, tmp_path):
+  rows = from_arrays(np.zeros((4, 3), np.float32), [0, 1, 0, 1], num_classes=2)
+  secret = from_arrays(sides[0].x, sides[0].y, num_classes=2)
+  cases = [
+    (_config(), (rows, rows), "must hold images"),
+    (_config(num_pool=200), sides, "num_pool=200: must leave some of the 200"),
+    (_config(batch_size=601), sides, "batch_size=601"),
+    (_config(epsilon_budget=1.0), sides, "epsilon_budget"),
+    (_config(), (secret, sides[1]), "num_examples"),
+  ]
+  for number, (config, data, match) in enumerate(cases):
+    with pytest.raises(ValueError, match=match) as caught:
+      loop.train(config, tmp_path / str(number), data=data)
+    assert "\n" not in str(caught.value)
