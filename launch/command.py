@@ -26,6 +26,7 @@ COMMANDS = {
   "plot": "draw a CSV file of results again",
   "prepare": "write a tensorflow-datasets data set",
   "pate": "train a student from noisy votes of teachers",
+  "distill": "train a private teacher and a small student",
   "synthesize": "write private synthetic images, and score them",
   "serve": "serve a finished run: drift, alarms, release by stages",
   "relevance": "layer-wise relevance, RADP and its relatives",
