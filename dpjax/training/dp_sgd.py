@@ -101,6 +101,15 @@ def _check_optional(
       )
 
 
+def _of_no_scales(params: Params, examples: Any, mask: Array) -> ClippedSum:
+  """Raises UserError: a plan with scaling was given a state that knows no scales."""
+  del params, examples, mask
+  raise UserError(
+    "must be of a plan with scaling, as the algorithm's own `init` makes it",
+    field="state",
+  )
+
+
 def dp_sgd(
   loss_fn: LossFn,
   plan: Plan,
@@ -167,7 +176,7 @@ def dp_sgd(
   mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
   # A plan with scaling takes a loss that follows from the state, of every step anew.
-  grad_fn = clipped_grad(loss_fn) if plan.scaling is None else None
+  grad_fn = clipped_grad(loss_fn) if plan.scaling is None else _of_no_scales
   # The optimizer gets no extra argument, such as the mask, whose sum is a secret.
   blind = optax.GradientTransformation(
     tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
@@ -184,7 +193,6 @@ def dp_sgd(
       return clipped_grad(scaled_loss)(scaled_loss.start, examples, mask), 1
     scale = transforms.clip_scale(_private_state(state))
     if scale is None:
-      assert grad_fn is not None
       return grad_fn(state.params, examples, mask), 1
     # Clipping the gradient of this loss to C clips that of `loss_fn` to C * scale.
     scaled_fn = clipped_grad(lambda params, example: loss_fn(params, example) / scale)

@@ -9,10 +9,10 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import federated, gradients, noise, sampling, training, transforms
+from dpjax import Plan, federated, gradients, noise, sampling, training, transforms
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.transforms.scale_then_privatize import _scales
-from dpjax.types import ClippedSum
+from dpjax.types import Batch, ClippedSum
 from dpjax.validate import UserError
 
 _NUMBERS = {"l2_clip_norm": 1.0, "normalize_by": 2.0}
@@ -266,3 +266,22 @@ def test_the_loss_at_the_start_is_the_loss_also_in_half_precision():
   assert scaled(scaled.start, x) == loss(params, x)
   found = jax.grad(scaled)(scaled.start, x)
   np.testing.assert_allclose(found, x / scales, rtol=2e-3)
+
+
+def test_a_state_of_a_plan_without_scaling_is_one_line():
+  plain = Plan(
+    sampler=sampling.PoissonSampler(prob=0.5, capacity=40),
+    noise_multiplier=1.0,
+    l2_clip_norm=1.0,
+    normalize_by=4,
+    num_steps=3,
+    delta=1e-3,
+  )
+  scaled = dataclasses.replace(plain, scaling=transforms.CoordinateScaling())
+  make = lambda plan: training.dp_sgd(
+    lambda w, x: jnp.sum(w * x), plan, optax.sgd(0.1), noise_key=jax.random.key(0)
+  )
+  state = make(plain).init(jnp.ones(3))
+  rows = jnp.ones((40, 3))
+  with pytest.raises(UserError, match="state: must be of a plan with scaling"):
+    make(scaled).step(state, Batch(rows, jnp.ones(40, bool)))
