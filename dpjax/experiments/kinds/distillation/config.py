@@ -51,7 +51,9 @@ class DistillationConfig:
   student_updates: Annotated[
     int, rules.between(1, 1000), "of the student in a step of the teacher; of public"
   ] = 5
-  student_batch: Annotated[int, common.COUNT, "public images of an update; of public"] = 128
+  student_batch: Annotated[
+    int, rules.between(1, 1_000_000), "public images of an update; of public"
+  ] = 128
   eval_every: Annotated[int, common.COUNT, "steps between two scores"] = 50
   seed: common.Seed = 0
 
