@@ -958,23 +958,18 @@ class Plan:
       accountants=self.sampler.proof.accountants_under(self.neighboring_relation),
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
-      noise=self._noise_in_words(unit),
+      noise=transforms.noise_in_words(
+        self.l2_clip_norm,
+        self.noise_shape,
+        self.sampler,
+        unit,
+        self.noise_multiplier,
+        self.normalize_by,
+        self.num_steps,
+        scaling=self.scaling,
+      ),
       statistics=self.statistics.statement(unit) if self.statistics and steps != 0 else "",
       epsilon_kind="claimed" if self.assumptions else "proved",
-    )
-
-  def _noise_in_words(self, unit: str) -> str:
-    # Neither correlated noise nor a rule that adapts, which have words, goes with scaling.
-    if self.scaling is not None:
-      return self.scaling.statement
-    return transforms.noise_in_words(
-      self.l2_clip_norm,
-      self.noise_shape,
-      self.sampler,
-      unit,
-      self.noise_multiplier,
-      self.normalize_by,
-      self.num_steps,
     )
 
   @property

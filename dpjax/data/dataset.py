@@ -187,6 +187,10 @@ class Dataset:
     x = Columns(x, "x") if self.in_columns else x
     return dataclasses.replace(self, x=x, y=self.y[indices], present=present)
 
+  def without_empty_records(self) -> Dataset:
+    """Returns the rows that are present, in their order."""
+    return self if self.present is None else self.subset(self.present)
+
   def declared(self, nominal_size: int | None) -> Dataset:
     """Returns the same rows with another `nominal_size`.
 

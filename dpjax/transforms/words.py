@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import numpy as np
 
@@ -10,6 +12,9 @@ from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape
 from dpjax.sampling import Sampler
 from dpjax.transforms.group_noise import group_stds
+
+if TYPE_CHECKING:
+  from dpjax.transforms.scale_then_privatize import CoordinateScaling
 
 # Most steps for which the whole of C is inspected: a dense matrix, which is inverted.
 _MAX_DENSE = 1024
@@ -23,6 +28,8 @@ def noise_in_words(
   noise_multiplier: float,
   normalize_by: float,
   num_steps: int,
+  *,
+  scaling: CoordinateScaling | None = None,
 ) -> str:
   """Returns a part of a privacy statement; "" where the noise is as in the event.
 
@@ -31,6 +38,9 @@ def noise_in_words(
   >>> noise_in_words(Clip(1.0), NoiseShape(), sampler, "example", 1.0, 8.0, num_steps=1)
   ''
   """
+  # Nothing below goes with scaling (`together.APART`).
+  if scaling is not None:
+    return scaling.statement
   if sampler.participation is not None:
     shown = _stds_in_words(noise_shape, noise_multiplier, num_steps)
     return _correlated(noise_shape, sampler, shown, unit)

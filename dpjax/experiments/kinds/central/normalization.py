@@ -115,7 +115,7 @@ def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | Non
       field="privacy.normalization",
       value=chosen,
     )
-  there = train if train.present is None else train.subset(train.present)
+  there = train.without_empty_records()
   try:
     statistics = plan.statistics(random.noise, there.x)
   except UserError as error:

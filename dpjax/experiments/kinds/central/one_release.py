@@ -196,7 +196,7 @@ def phase(
   if statistics is not None:
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
   releasing = mechanism(config, plan, train.num_classes)
-  released = train if train.present is None else train.subset(train.present)
+  released = train.without_empty_records()
   strength = config.privacy.least_squares.ridge
 
   def step(state: Any, draw: Any) -> tuple[Any, None]:

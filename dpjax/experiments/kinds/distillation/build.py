@@ -19,16 +19,13 @@ from flax import linen as nn
 from dpjax import data as data_lib
 from dpjax import training
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.config.fields import to_dict
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
-from dpjax.experiments.run import config_names, guarantee, sizes
-from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import Plan
 from dpjax.types import Array
-from dpjax.validate import UserError
 
 # Of the public key: those of first parameters never meet those of the student's updates.
 _STEPS = 1
@@ -60,13 +57,12 @@ class _Network(nn.Module):
 
 def digest(config: DistillationConfig) -> bytes:
   """Returns the public digest of everything in the config that shapes the run."""
-  fields = config_names.without_places(to_dict(config))
-  return run_keys_lib.config_digest("distillation", fields)
+  return named_data.digest("distillation", config)
 
 
 def load_data(config: DistillationConfig) -> tuple[Any, Any]:
   """Returns (private data, public data)."""
-  return data_lib.load(config.dataset, data_dir=config.data_dir)
+  return named_data.load(config)
 
 
 @bounds.names_fields
@@ -77,7 +73,13 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
     loaded: as `load_data` returns them, to share them between runs.
   """
   check(config)
-  read = functools.cache(lambda: _checked(config, loaded or load_data(config)))
+
+  @functools.cache
+  def read() -> tuple[Any, Any]:
+    train, public = loaded or load_data(config)
+    named_data.check_images(config, train, "distillation")
+    named_data.check_pool(config, public)
+    return train, public
 
   def start(random: RunKeys) -> Schedule:
     train, public = read()
@@ -93,24 +95,6 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
   )
 
 
-def _checked(config: DistillationConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
-  train, public = loaded
-  data_lib.needs_classes(train, "distillation")
-  if len(train.x.shape) != 4:
-    raise UserError(
-      f"must hold images [H, W, C]; an example is of shape {train.x.shape[1:]}",
-      field="dataset",
-      value=config.dataset,
-    )
-  if len(public) <= config.num_pool:
-    raise UserError(
-      f"must leave some of the {len(public)} public examples to score the student",
-      field="num_pool",
-      value=config.num_pool,
-    )
-  return train, public
-
-
 # What only the data show to be wrong names the config's fields, too.
 @bounds.names_fields
 def _phase(config: DistillationConfig, train: Any, public: Any, random: RunKeys) -> Phase:
@@ -122,7 +106,7 @@ class _Run:
 
   def __init__(self, config: DistillationConfig, train: Any, public: Any, random: RunKeys):
     self.config = config
-    self.train = train if train.present is None else train.subset(train.present)
+    self.train = train.without_empty_records()
     self.stated_size = sizes.stated(
       len(train), train.nominal_size, relation="add_or_remove_one"
     )
@@ -186,9 +170,9 @@ class _Run:
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
       state, info = both.step(state, batch)
-      for _ in range(config.student_updates - 1):
-        state = both.student_step(state)
-      return state, info
+      update = lambda _, state: both.student_step(state)
+      # A loop, or each update would be compiled by itself.
+      return jax.lax.fori_loop(1, config.student_updates, update, state), info
 
     return both.init, step
 
@@ -279,7 +263,8 @@ class _Run:
         "teacher_hidden": config.teacher_hidden,
         "student_hidden": config.student_hidden,
       },
+      # The last row is of the last step.
       describe=lambda state, facts, rows: {
-        "teacher_accuracy": self.scores(state)["teacher_accuracy"]
+        "teacher_accuracy": rows[-1]["test_teacher_accuracy"]
       },
     )

@@ -17,14 +17,12 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax.accounting import Ledger
-from dpjax.experiments.config.fields import to_dict
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig, check
-from dpjax.experiments.run import config_names, pieces, sizes
-from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run import pieces, sizes
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import (
   Job,
@@ -40,7 +38,6 @@ from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.teacher_votes import UNANSWERED
 from dpjax.training import pate
-from dpjax.validate import UserError
 
 # Teachers of a step: their padded parts are in memory at once.
 _AT_ONCE = 10
@@ -57,13 +54,12 @@ class _Sides(NamedTuple):
 
 def digest(config: PateConfig) -> bytes:
   """Returns the public digest of everything in the config that shapes the run."""
-  fields = config_names.without_places(to_dict(config))
-  return run_keys_lib.config_digest("pate", fields)
+  return named_data.digest("pate", config)
 
 
 def load_data(config: PateConfig) -> tuple[Any, Any]:
   """Returns (private data, public data) without features."""
-  return data_lib.load(config.dataset, data_dir=config.data_dir)
+  return named_data.load(config)
 
 
 @bounds.names_fields
@@ -74,7 +70,12 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     loaded: as `load_data` returns them, to share them between runs.
   """
   check(config)
-  read = functools.cache(lambda: _sides(config, loaded or load_data(config)))
+
+  @functools.cache
+  def read() -> _Sides:
+    sides = _Sides(*(loaded or load_data(config)))
+    named_data.check_pool(config, sides.public)
+    return sides
 
   def start(random: RunKeys) -> Schedule:
     sides = read()
@@ -107,17 +108,6 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     start=start,
     release=config.release,
   )
-
-
-def _sides(config: PateConfig, loaded: tuple[Any, Any]) -> _Sides:
-  sides = _Sides(*loaded)
-  if len(sides.public) <= config.num_pool:
-    raise UserError(
-      f"must leave some of the {len(sides.public)} public examples to score the student",
-      field="num_pool",
-      value=config.num_pool,
-    )
-  return sides
 
 
 def _features(config: PateConfig, dataset: Any) -> np.ndarray:

@@ -20,23 +20,20 @@ from dp_accounting import NoOpDpEvent
 from dpjax import data as data_lib
 from dpjax.accounting import DpEvent
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.config.fields import to_dict
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, named_data
 from dpjax.experiments.kinds.synthesis.config import (
   SynthesisConfig,
   WassersteinGan,
   check,
 )
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
-from dpjax.experiments.run import config_names, guarantee
-from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.finite import fine_step
 from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
-from dpjax.validate import UserError
 
 # Updates of a step, compiled as one program.
 _AT_ONCE = 50
@@ -46,13 +43,12 @@ _UPDATES = 1
 
 def digest(config: SynthesisConfig) -> bytes:
   """Returns the public digest of everything in the config that shapes the run."""
-  fields = config_names.without_places(to_dict(config))
-  return run_keys_lib.config_digest("synthesis", fields)
+  return named_data.digest("synthesis", config)
 
 
 def load_data(config: SynthesisConfig) -> tuple[Any, Any]:
   """Returns (private data, public test data)."""
-  return data_lib.load(config.dataset, data_dir=config.data_dir)
+  return named_data.load(config)
 
 
 @bounds.names_fields
@@ -63,7 +59,12 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
     loaded: as `load_data` returns them, to share them between runs.
   """
   check(config)
-  read = functools.cache(lambda: _checked(config, loaded or load_data(config)))
+
+  @functools.cache
+  def read() -> tuple[Any, Any]:
+    train, test = loaded or load_data(config)
+    named_data.check_images(config, train, "private synthesis")
+    return train, test
 
   def start(random: RunKeys) -> Schedule:
     train, test = read()
@@ -89,18 +90,6 @@ def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> P
 
     return critic_run.CriticRun(config, train, test, random).phase()
   return _Run(config, train, test, random).phase()
-
-
-def _checked(config: SynthesisConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
-  train, test = loaded
-  data_lib.needs_classes(train, "private synthesis")
-  if len(train.x.shape) != 4:
-    raise UserError(
-      f"must hold images [H, W, C]; an example is of shape {train.x.shape[1:]}",
-      field="dataset",
-      value=config.dataset,
-    )
-  return train, test
 
 
 def promised(

@@ -52,8 +52,7 @@ class SampledRun:
   @functools.cached_property
   def present(self) -> Any:
     """Returns the private data without empty records."""
-    train = self.train
-    return train if train.present is None else train.subset(train.present)
+    return self.train.without_empty_records()
 
   @property
   def stated_size(self) -> int | None:
