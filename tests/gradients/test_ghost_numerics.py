@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from dpjax import gradients
+from dpjax.gradients.ghost import unit_rules
 
 
 def _sum(loss_fn, params, batch, method="ghost", clip_norm=0.5, **options):
@@ -117,6 +118,62 @@ def test_p4_the_bound_holds_where_the_rows_of_an_example_cancel(sizes):
   loss = lambda w, x: jnp.sum((x @ w) * weights[:, None])
   total = _sum(loss, jnp.ones((left, right)), x, clip_norm=1e-3).total
   assert np.linalg.norm(np.asarray(total, np.float64)) <= 1e-3 * (1 + 1e-6)
+
+
+def _twice(table, example):
+  """Rows of a table, looked up at two places."""
+  row = lambda i: jnp.sum(table[example["i"]] * example["g"][i])
+  return row(0) + row(1)
+
+
+def _in_steps(table, example):
+  def step(total, seen):
+    return total + jnp.sum(table[seen["i"]] * seen["g"]), None
+
+  steps = {"i": example["i"], "g": example["g"][0]}
+  return lax.scan(step, jnp.float32(0), steps)[0]
+
+
+def _multiplied(w, example):
+  return jnp.sum((jnp.ones((example["g"].shape[1], 50)) @ w) * example["g"][0])
+
+
+@pytest.mark.parametrize("loss", [_twice, _in_steps, _multiplied])
+@pytest.mark.parametrize("clip_norm", [1.0, {"w": 1.0, "b": 0.5}])
+def test_p4_rows_that_cancel_do_not_change_how_others_are_rounded(loss, clip_norm):
+  """The others' numbers are below half a unit in the last place of 500: 1.9 bounds once."""
+  count = 1024
+  g = np.full((count, 2, 32, 3), 1.5e-5, np.float32)
+  g[0] = 0
+  g[0, 0, 0, 0] = 500
+  g[0, 1 if loss is _twice else 0, -1, 0] = -500
+  batch = {"i": np.zeros((count, 32), np.int32), "g": g}
+  params = {"w": jnp.ones((50, 3)), "b": jnp.ones(2)}
+  whole = lambda params, example: loss(params["w"], example) + 0 * jnp.sum(params["b"])
+  grad_fn = gradients.clipped_grad(whole, l2_clip_norm=clip_norm, method="ghost")
+  total_of = jax.jit(lambda mask: grad_fn(params, batch, mask).total["w"])
+  # Its own gradient is 0.
+  moved = total_of(np.ones(count, bool)) - total_of(np.arange(count) != 0)
+  assert np.linalg.norm(moved) < 0.04
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_rows_are_multiplied_in_parts_where_a_batch_has_many(in_steps, monkeypatch):
+  """In few sums, so that an example's rows stand between few others."""
+  monkeypatch.setattr(unit_rules, "_ROWS_OF_SUM", 64)
+  x = _normal(12, 16, 96).at[5].set(jnp.nan)
+  w = _normal(96, 96)
+
+  def loss(w, x):
+    if not in_steps:
+      return jnp.sum(jnp.tanh(x @ w))
+    add = lambda total, row: (total + jnp.sum(jnp.tanh(row @ w)), None)
+    return lax.scan(add, jnp.float32(0), x)[0]
+
+  grad_fn = gradients.clipped_grad(loss, l2_clip_norm=0.5, method="ghost")
+  assert "length=3" in str(jax.make_jaxpr(grad_fn)(w, x, True))
+  slow, fast = (_sum(loss, w, x, method) for method in ("vmap", "ghost"))
+  _close(slow.total, fast.total, 1e-4)
 
 
 def _poisoned_loss(params, example):

@@ -17,8 +17,9 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 | parameter the loss does not use               | gradient 0                                |
 | floats of less than 32 bits                   | norms and sums in float32 (`clipping`)    |
 | rows of an example that cancel                | their rounding is added to the norm, so   |
-|                                               | that the bound holds; else below 1e-5;    |
-|                                               | 1024 norms of rows count as one at least  |
+|                                               | that the bound holds; else below 1e-5     |
+|                                               | where they could change how others are    |
+|                                               | rounded: in the loop of single examples   |
 | parameter joined with, or transformed by,     | its gradient per example, pulled back and |
 | others; used in several layouts, or in single | freed after its norm; if so, formed again |
 | and in double precision                       | for the sum and held to that norm         |
@@ -144,7 +145,7 @@ def clipped_sum(
     factors = _spread(weights.factors, params)  # of each leaf: [B]
     longest = _spread(weights.longest, params)  # of each leaf: [B]
     sums = _Sums(ordered, flow, recorded, first, factors, longest)
-    rare = unclear | sums.loses_terms()
+    rare = unclear | sums.loses_terms() | sums.stray_far(clip, params)
     # Leaves of one clip group share one array, and so one transpose (`unit_rules.totals`).
     common = jax.tree.map(lambda each: jnp.where(rare, 0, each), weights.factors)
     without_rare = sums._replace(factors=_spread(common, params))
@@ -222,6 +223,27 @@ class _Sums(NamedTuple):
       of_unit = unit_rules.loses_terms(unit, known, self.factors[leaf], self.longest[leaf])
       lost = lost if of_unit is None else lost | of_unit
     return lost
+
+  def stray_far(self, clip: Clip, params: Params) -> jax.Array:
+    """Finds the examples whose rows would change how others' are rounded: [B] bool.
+
+    Each group counts by its share of the bound, or of the groups where noise is split over them.
+    """
+    bounds = clip.group_bounds()
+    positive = sum(bound > 0 for bound in bounds)
+    groups = jax.tree.unflatten(jax.tree.structure(clip.norms), range(len(bounds)))
+    group_of = _spread(groups, params)  # of each leaf
+    square = jnp.zeros(self.recorded.losses.shape, jnp.float32)
+    for unit, known in zip(self.units, self.first):
+      leaf = unit.leaves[0]
+      bound = bounds[group_of[leaf]]
+      far = unit_rules.stray(unit, known, self.factors[leaf], bound) if bound else None
+      if far is not None:
+        share = max((bound / math.hypot(*bounds)) ** 2, 1 / positive)
+        square = square + share * jnp.square(far)
+    # Written so that NaN, of a reach beyond the floats, counts. A dropped example does not.
+    kept = functools.reduce(jnp.logical_or, [factor != 0 for factor in self.factors])
+    return kept & ~(square <= 1)
 
   def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:
     """Groups units that read one array of cotangents, such as a matrix and its bias."""

@@ -27,10 +27,6 @@ from dpjax.gradients.ghost.lengths import Length
 
 # Most offsets of a kernel whose windows are not copied: 5 x 5.
 _MOST_OFFSETS = 25
-# Most that the lengths of an example's rows may add up to, in units of its norm. Rows that cancel
-# may be millions of norms long. A sum over the batch that adds other examples' rows between them
-# would round those away.
-_MOST_CANCELLED = 1024.0
 
 
 class RowFactors(NamedTuple):
@@ -585,11 +581,13 @@ def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
 
 
 class RowLengths(NamedTuple):
-  """Length of an example's gradient, and the sum of the lengths of its rows, for both
-  sides. Underflow in the cotangents counts times the operand's lengths."""
+  """Length of an example's gradient, and of the rows that it is the sum of."""
 
   length: Length
-  extent: jax.Array  # []
+  # Sum of the lengths of both sides: []. Underflow in one counts times the other's.
+  extent: jax.Array
+  # Norm of the gradient if no two numbers cancelled, at most: []. None where there is one row.
+  reach: jax.Array | None = None
 
 
 def outer_length(rows: RowFactors) -> RowLengths:
@@ -633,8 +631,11 @@ def gram_length(
   left_grams = left_grams or [None] * len(parts)
   total = jnp.float32(0)
   size = jnp.float32(0)
-  reach = jnp.float32(0)
+  sizes = jnp.float32(0)
   grown = jnp.float32(0)
+  # Of the rows that are multiplied, and the square of those of a table.
+  multiplied = jnp.float32(0)
+  in_table = jnp.float32(0)
   extent = jnp.float32(0)
   left_trace = jnp.float32(0)
   right_trace = jnp.float32(0)
@@ -667,12 +668,16 @@ def gram_length(
       total = total + jnp.sum(pairs)
       # 4 eps for the products of pairs and for their sum.
       size = size + jnp.sum(4 * jnp.abs(pairs) + (times / 2) * off)
+      if _in_table(a) and _in_table(b):
+        # Rows of two tokens do not meet.
+        in_table = in_table + times * jnp.sum(left * right_most)
       if i == j:
-        sizes = jnp.sum(sides[i][0] * sides[i][1])
-        reach = reach + sizes
+        of_site = jnp.sum(sides[i][0] * sides[i][1])
+        sizes = sizes + of_site
+        multiplied = multiplied if _in_table(a) else multiplied + of_site
         growth = _growth(a)
         # 0 times an infinite size would be NaN.
-        grown = grown + growth * sizes if growth else grown
+        grown = grown + growth * of_site if growth else grown
         extent = extent + jnp.sum(sides[i][0] + sides[i][1])
         left_trace = left_trace + jnp.sum(jnp.square(sides[i][0]))
         right_trace = right_trace + jnp.sum(jnp.square(sides[i][1]))
@@ -694,16 +699,14 @@ def gram_length(
   square = jnp.maximum(total, 0) + eps * size
   charge = eps + max(map(_growth, parts))
   more = charge * jnp.sqrt(rows * lost)
-  length = lengths.from_square(square, lost, eps * reach + grown, more)
-  return RowLengths(_limited(length, reach, reach), extent)
+  length = lengths.from_square(square, lost, eps * sizes + grown, more)
+  reach = multiplied + jnp.sqrt(in_table) + jnp.sqrt(rows * lost)
+  return RowLengths(length, extent, reach)
 
 
-def _limited(length: Length, sizes: jax.Array, longest: jax.Array) -> Length:
-  """Returns a norm of at least the sum of the rows' sizes over `_MOST_CANCELLED`."""
-  return Length(
-    jnp.maximum(length.norm, sizes / _MOST_CANCELLED),
-    jnp.maximum(length.longest, longest / _MOST_CANCELLED),
-  )
+def _in_table(part: RowFactors) -> bool:
+  """Whether the rows are added to rows of a table."""
+  return not is_float(part.left)
 
 
 def _growth(part: RowFactors) -> float:
@@ -716,7 +719,7 @@ def _growth(part: RowFactors) -> float:
   return precision.of_sums(trees.at_least_float32(part.right).dtype).growth
 
 
-def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
+def with_rounding(summed: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
   """Norm of sum_t a_t g_t^T, plus a bound on the product's rounding.
 
   The charge is a small multiple of eps sum_t |a_t| |g_t|, far below the norm unless rows cancel.
@@ -729,12 +732,10 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
     Length(jnp.sum(left.norm * right.norm), jnp.sum(left.longest * right.longest))
     for left, right in sides
   ]
-  sizes = functools.reduce(jnp.add, [rows.norm for rows in each])
-  longest = functools.reduce(jnp.add, [rows.longest for rows in each])
   # T products, added in whichever order, with or without fused operations, are off by T eps / 2
   # (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
   rows = sum(part.right.shape[1] for part in parts)
-  rounding = (rows + 2) * float(jnp.finfo(product.dtype).eps) / 2
+  rounding = (rows + 2) * float(jnp.finfo(summed.dtype).eps) / 2
   # The product may be shorter by as much as the sum's is longer.
   charges = [rounding + 2 * _growth(part) for part in parts]
   pairs = list(zip(charges, each))
@@ -742,9 +743,17 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
   most = functools.reduce(jnp.add, [charge * rows.longest for charge, rows in pairs])
   extents = [jnp.sum(left.longest + right.longest) for left, right in sides]
   extent = functools.reduce(jnp.add, extents)
-  length = lengths.of(product)  # []
+  length = lengths.of(summed)  # []
   rounded = Length(length.norm + charged, length.longest + most)
-  return RowLengths(_limited(rounded, sizes, longest), extent)
+  reach = jnp.zeros((), summed.dtype)
+  for part, (_, right), rows in zip(parts, sides, each):
+    if _in_table(part):
+      # Rows of two tokens do not meet: [N, K, 1].
+      sums = product(RowFactors(part.left, right.longest[..., None]), summed.shape[1])
+      reach = reach + lengths.of(sums).longest
+    else:
+      reach = reach + rows.longest
+  return RowLengths(rounded, extent, reach)
 
 
 def summed_product(

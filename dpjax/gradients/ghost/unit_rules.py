@@ -42,6 +42,13 @@ _ROUNDING = 1e-6
 _PARTS = 16
 # Share of a clipped term that c_i g_i may lose to underflow before it is computed again.
 _LOST = 1e-7
+# Share of the clip norm by which an example's rows may change how others' are rounded.
+_STRAY = 0.04
+# Clip norms that the rows of a usual example may reach. Networks reached 0 to 5 of them, and
+# 15 with LoRA.
+_USUAL_REACH = 8.0
+# Rows of a batch that are multiplied in one sum: of these, an example may reach 32 clip norms.
+_ROWS_OF_SUM = 40_000
 
 
 class Norms(NamedTuple):
@@ -49,7 +56,9 @@ class Norms(NamedTuple):
 
   lengths: tuple[Length, ...]  # per leaf of the unit: [B]
   held: Any  # per-example products or gradients [B, ...]; None where they were freed
-  extent: Any = None  # sum of the lengths of an example's rows [B]; None where it has none
+  # Of an example's rows, as in `row_forms.RowLengths`: [B]. None where it has none.
+  extent: Any = None
+  reach: Any = None
 
 
 def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
@@ -151,8 +160,7 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
     return Norms((Length(zero, zero),), None)
   parts = _row_factors(unit, data, cotangents)
   if unit.rule is Rule.OUTER:
-    length, extent = row_forms.outer_length(parts[0])
-    return Norms((length,), None, extent)
+    return _of_rows(row_forms.outer_length(parts[0]))
   if unit.rule is Rule.GRAM:
     # Windows that are not read are not copied.
     known = [
@@ -161,16 +169,18 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
       else None
       for site, form in zip(unit.sites, unit.forms)
     ]
-    length, extent = row_forms.gram_length(parts, known)
-    return Norms((length,), None, extent)
+    return _of_rows(row_forms.gram_length(parts, known))
   first_form = unit.forms[0]
   left_size = first_form.right if unit.swapped[0] else first_form.left
   product = row_forms.summed_product(parts, left_size, as_sums=True)
   # [N, K, P], or [N, P, K]. A held one is itself what is summed.
   if unit.hold:
     return Norms((lengths.of(product),), product)
-  length, extent = row_forms.with_rounding(product, parts)
-  return Norms((length,), None, extent)
+  return _of_rows(row_forms.with_rounding(product, parts))
+
+
+def _of_rows(known: row_forms.RowLengths) -> Norms:
+  return Norms((known.length,), None, known.extent, known.reach)
 
 
 def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
@@ -460,6 +470,45 @@ def loses_terms(
   return (factor != 0) & ~(lost <= _LOST * factor * longest)
 
 
+def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Array | None:
+  """Returns how far an example's rows can move the sum of others, over what is allowed: [B].
+
+  Rows that cancel stand in the sum of a batch until the last of them is added. N rows of others
+  are rounded there with numbers of half the reach R of those rows. In whichever order they are
+  added, that changes the sum by at most N eps / 2 times R / 2.
+
+  Args:
+    unit: unit whose sum may be a transpose.
+    first: result of the first pass over the unit.
+    factor: [B], clip factors of its leaves.
+    bound: their clip norm, positive.
+
+  Returns:
+    None where it cannot show.
+  """
+  if first.reach is None:
+    return None
+  count = factor.shape[0]
+  rows = sum(
+    form.rows * count // _parts_of(form, first.reach, count) for form in unit.forms
+  )
+  allowed = _STRAY / (max(rows, 1) * float(jnp.finfo(first.reach.dtype).eps) / 4)
+  return factor * first.reach / bound / max(allowed, _USUAL_REACH)
+
+
+def _parts_of(form: RowForm, dtyped: Any, count: int) -> int:
+  """Returns in how many parts the rows of a batch are multiplied and summed.
+
+  Convolutions stay out of loops, and each part of a table would be as large as the table. Rows in
+  double precision need no parts.
+  """
+  if not form.plain or jnp.finfo(dtyped.dtype).bits > 32:
+    return 1
+  wanted = max(1, -(-form.rows * count // _ROWS_OF_SUM))
+  parts = [d for d in range(wanted, min(4 * wanted, count) + 1) if count % d == 0]
+  return parts[0] if parts else 1
+
+
 def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
   """Sums [B, ...] with weights [B] -> [...]; see `totals`."""
   if finite:
@@ -514,29 +563,44 @@ def _transposed(
 
 def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):
   """Computes sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
-  args = (factor, recorded.operands[site.index], recorded.cotangents[site.index])
+  operands = recorded.operands[site.index]
+  cotangents = recorded.cotangents[site.index]
   transposed = functools.partial(_transpose_at, site, seen, call=call, finite=finite)
+  count = factor.shape[0]
+  form = row_forms.find(site)
+  parts = _parts_of(form, factor, count) if form is not None else 1
+  # A branch that is rarely taken copies operands. A program's memory is that of its largest one.
   if finite is False and not site.loops:
-    return _in_parts(transposed, args)
-  return transposed(args)
+    parts = max(d for d in range(1, max(parts, _PARTS) + 1) if count % d == 0)
+  if parts == 1:
+    return transposed((factor, operands, cotangents))
+  return _in_parts(transposed, (factor, operands, cotangents), parts, len(site.loops))
 
 
-def _in_parts(fn: Callable, args: Any) -> tuple[jax.Array, ...]:
-  """Adds fn(part of the batch) over its parts, which are few: operands are copied part by part.
+def _in_parts(fn: Callable, args: Any, parts: int, depth: int) -> tuple[jax.Array, ...]:
+  """Adds fn(part of the batch) over its parts.
 
-  For a branch that is rarely taken. The memory of a program is that of its largest branch.
+  Args:
+    fn: function of factors, operands and cotangents.
+    args: factors [B], and the others [*loops, B, ...].
+    parts: how many; a divisor of B.
+    depth: number of loops.
   """
-  count = args[0].shape[0]
-  parts = max(d for d in range(1, _PARTS + 1) if count % d == 0)
-  cut = jax.tree.map(lambda x: x.reshape(parts, count // parts, *x.shape[1:]), args)
-  shapes = jax.eval_shape(fn, jax.tree.map(lambda x: x[0], cut))
+  factor, *recorded = args
+  size = factor.shape[0] // parts
+
+  def part(i):
+    cut = functools.partial(lax.dynamic_slice_in_dim, start_index=i * size, slice_size=size)
+    return (cut(factor), *jax.tree.map(functools.partial(cut, axis=depth), recorded))
+
+  shapes = jax.eval_shape(lambda: fn(part(0)))
   zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-  def add(total, part):
-    return jax.tree.map(jnp.add, total, fn(part)), None
+  def add(total, i):
+    return jax.tree.map(jnp.add, total, fn(part(i))), None
 
   # Under shard_map the carry must vary over the mesh as its terms do.
-  return lax.scan(add, as_varying_as(args, zero), cut)[0]
+  return lax.scan(add, as_varying_as(args, zero), jnp.arange(parts))[0]
 
 
 def _transpose_at(site: Site, seen, args, *, call, finite):
