@@ -11,6 +11,7 @@ import pytest
 import dpjax
 from dpjax import Plan, federated, gradients, noise, sampling, training, transforms
 from dpjax.noise.correlated import BandedToeplitz
+from dpjax.transforms import beside_noise
 from dpjax.transforms.scale_then_privatize import _scales
 from dpjax.types import Batch, ClippedSum
 from dpjax.validate import UserError
@@ -24,6 +25,12 @@ def _tx(noise_multiplier=0.0, seed=0, **options):
     **_NUMBERS, noise_multiplier=noise_multiplier, key=jax.random.key(seed)
   )
   return transforms.scale_then_privatize(inner, **options)
+
+
+def _after_outputs(state, mean_squares):
+  """The state as if earlier outputs had these mean squares: its checksum is right."""
+  free = beside_noise.turned(state)
+  return beside_noise.turned(free._replace(mean_squares=jnp.asarray(mean_squares)))
 
 
 def _grads(scale=1.0):
@@ -58,7 +65,7 @@ def test_steps_are_those_of_a_loop_in_float64():
 
 def test_noise_is_that_of_the_inner_transform_times_the_scale():
   """No record: the output is noise, whose size by coordinate follows the state alone."""
-  state = _tx(2.0).init(jnp.zeros(3))._replace(nu=jnp.array([4.0, 1.0, 0.0]))
+  past = jnp.array([4.0, 1.0, 0.0])
 
   @jax.jit
   @jax.vmap
@@ -67,7 +74,7 @@ def test_noise_is_that_of_the_inner_transform_times_the_scale():
       **_NUMBERS, noise_multiplier=2.0, key=jax.random.key(seed)
     )
     tx = transforms.scale_then_privatize(inner)
-    begun = tx.init(jnp.zeros(3))._replace(nu=state.nu)
+    begun = _after_outputs(tx.init(jnp.zeros(3)), past)
     rows = gradients.stacked(jnp.zeros((2, 3)))
     return tx.update(rows, begun, mask=jnp.array([False, False]))[0]
 
@@ -84,8 +91,8 @@ def test_no_example_moves_a_step_beyond_the_clip_norm_in_its_units(far):
   """Scales from a hostile past, gradients of any size: what the inner transform sees is clipped."""
   tx = _tx()
   for past in ([1e-38, 1e30, 1.0], [0.0, 0.0, 0.0], [np.inf, 1.0, 1.0]):
-    state = tx.init(jnp.zeros(3))._replace(nu=jnp.array(past, jnp.float32))
-    scales = _scales(state.nu, 0.1)
+    state = _after_outputs(tx.init(jnp.zeros(3)), jnp.array(past, jnp.float32))
+    scales = _scales(state.mean_squares, 0.1)
     assert (scales > 0).all() and np.isfinite(scales).all()
     rows = gradients.stacked(jnp.array([[far, 1.0, -far], [0.1, 0.2, 0.3]], jnp.float32))
     sums = [
@@ -101,11 +108,14 @@ def test_what_is_refused():
   total = ClippedSum.__new__(ClippedSum)
   with pytest.raises(UserError, match="a ClippedSum was clipped before"):
     tx.update(total, state, mask=_MASK)
-  for floor in (0.0, 1.5, float("nan")):
-    with pytest.raises(UserError, match="floor"):
+  # Below float32's normal numbers a scale is 0, and a quotient by it infinite.
+  for floor in (0.0, 1e-320, 1e-40, 1e-30, 1.5, float("nan")):
+    with pytest.raises(UserError, match=r"floor=\S+: must be in \[1e-06, 1\]"):
       _tx(floor=floor)
-  with pytest.raises(UserError, match="b2"):
-    _tx(b2=1.0)
+  # 1 - 1e-9 is 1 in float32: an average that forgets nothing and learns nothing.
+  for b2 in (0.0, 1e-320, 1 - 1e-9, 1.0):
+    with pytest.raises(UserError, match=r"b2=\S+: must be in \[1e-06, 0.999999\]"):
+      _tx(b2=b2)
 
 
 def test_the_first_step_is_that_of_the_inner_transform():
@@ -189,7 +199,7 @@ def test_no_example_moves_a_step_of_dp_sgd_beyond_the_clip_norm_in_its_units(far
     lambda w, x: jnp.sum(w * x), quiet, optax.sgd(1.0), noise_key=jax.random.key(0)
   )
   state = init(jnp.zeros(2))
-  private = state.opt_state[0]._replace(nu=jnp.array(past, jnp.float32))
+  private = _after_outputs(state.opt_state[0], jnp.array(past, jnp.float32))
   state = state._replace(opt_state=(private, *state.opt_state[1:]))
   scales = transforms.coordinate_scales(private)
   x = jnp.array([[far, -far], [1.0, 0.5]], jnp.float32)
