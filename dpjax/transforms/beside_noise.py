@@ -67,7 +67,14 @@ def digest(numbers: ArrayTree) -> jax.Array:
   def of_arrays(leaves: Any) -> jax.Array:
     total = jnp.uint32(_ODD)
     for number, leaf in enumerate(leaves):
-      mixed = _bits(leaf) ^ (_places(jnp.shape(leaf)) * jnp.uint32(_ODD))
+      if leaf.dtype.itemsize != 4:
+        # No state has such numbers: something has cast them.
+        leaf = leaf.astype(jnp.float32)
+      if jnp.issubdtype(leaf.dtype, jnp.floating):
+        # Every NaN has the same bits.
+        leaf = jnp.where(jnp.isnan(leaf), jnp.float32(jnp.nan), leaf)
+      bits = lax.bitcast_convert_type(leaf, jnp.uint32)
+      mixed = bits ^ (_places(jnp.shape(leaf)) * jnp.uint32(_ODD))
       # The end of MurmurHash3, in which each bit changes about half of all bits.
       mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(_FIRST)
       mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(_SECOND)
@@ -79,16 +86,6 @@ def digest(numbers: ArrayTree) -> jax.Array:
   # XLA may round a number anew in each fusion that reads it. What is kept must be what was read.
   arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(numbers)]
   return settling.on_settled(of_arrays, arrays)
-
-
-def _bits(leaf: jax.Array) -> jax.Array:
-  """Returns the bits of 32-bit numbers; every NaN has the same ones."""
-  if leaf.dtype.itemsize != 4:
-    # No state has such numbers: something has cast them.
-    leaf = leaf.astype(jnp.float32)
-  if jnp.issubdtype(leaf.dtype, jnp.floating):
-    leaf = jnp.where(jnp.isnan(leaf), jnp.float32(jnp.nan), leaf)
-  return lax.bitcast_convert_type(leaf, jnp.uint32)
 
 
 def _places(shape: tuple[int, ...]) -> jax.Array:
