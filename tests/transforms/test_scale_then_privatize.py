@@ -295,3 +295,94 @@ def test_a_state_of_a_plan_without_scaling_is_one_line():
   rows = jnp.ones((40, 3))
   with pytest.raises(UserError, match="state: must be of a plan with scaling"):
     make(scaled).step(state, Batch(rows, jnp.ones(40, bool)))
+
+
+# --- beside what else a plan may have
+
+
+def _of_adapters():
+  params, x = _network()
+  adapted = training.lora(params, "in", rank=2, alpha=3.0, key=jax.random.key(0))
+  rng = np.random.default_rng(4)
+  # As after some steps: adapters that are 0 have gradients of 0.
+  some = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32)
+  loss = adapted.apply(lambda params, row: 1e3 * _loss(params, row))
+  return loss, jax.tree.map(some, adapted.trainable), x
+
+
+def _of_last_layer():
+  params, x = _network()
+  loss = lambda params, row: 1e3 * _loss(params, row)
+  return training.of_part(loss, optax.sgd(1.0), "out".__eq__)[0], params, x
+
+
+def _of_whitened_inputs():
+  """Statistics are a release of their own: given it, they are a fixed map of one example."""
+  params, x = _network()
+  rng = np.random.default_rng(5)
+  whiten = jnp.asarray(rng.normal(size=(4, 4)), jnp.float32)
+  return lambda params, row: 1e3 * _loss(params, (row - 0.3) @ whiten), params, x
+
+
+def _of_users():
+  """One row is the block of a user."""
+  params, x = _network()
+  blocks = jnp.stack([x, x[::-1], 2 * x], axis=1)
+  loss = lambda params, block: (
+    1e3 * jnp.sum(jax.vmap(lambda row: _loss(params, row))(block))
+  )
+  return loss, params, blocks
+
+
+_BESIDE = {
+  "lora": (_of_adapters, 1),
+  "head_first": (_of_last_layer, 1),
+  "whitening": (_of_whitened_inputs, 1),
+  "users": (_of_users, 1),
+  # A user owns two of the rows, each clipped by itself.
+  "bounded contribution": (_of_users, 2),
+}
+
+
+@pytest.mark.parametrize("method", gradients.METHODS)
+@pytest.mark.parametrize("name", sorted(_BESIDE))
+def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, method):
+  make, rows_of_record = _BESIDE[name]
+  loss, params, x = make()
+  rng = np.random.default_rng(6)
+  past = jax.tree.map(
+    lambda leaf: jnp.asarray(np.exp(rng.normal(size=leaf.shape) * 3), jnp.float32), params
+  )
+  scales = _scales(past, 0.01)
+  spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(scales)])
+  assert spread.max() / spread.min() > 30
+  scaled = transforms.ScaledLoss(loss, params, scales)
+  grad_fn = _PLAN.clipped_grad(scaled, method=method)
+  here = np.ones(len(x), bool)
+  gone = here.copy()
+  gone[:rows_of_record] = False
+  sums = [grad_fn(scaled.start, x, jnp.asarray(mask)).total for mask in (here, gone)]
+  difference = jax.tree.map(jnp.subtract, *sums)
+  moved = float(optax.global_norm(difference))
+  assert moved <= rows_of_record * _PLAN.l2_bound * (1 + 1e-4)
+  # The record does count: a sum of zeros would show nothing.
+  assert moved > 0.3 * _PLAN.l2_bound
+  # Clipped in the units of the parameters and scaled after that, it would move by more.
+  plain = dataclasses.replace(_PLAN, scaling=None).clipped_grad(loss, method=method)
+  sums = [plain(params, x, jnp.asarray(mask)).total for mask in (here, gone)]
+  late = jax.tree.map(lambda one, two, s: (one - two) / s, *sums, scales)
+  assert float(optax.global_norm(late)) > rows_of_record * _PLAN.l2_bound
+
+
+@pytest.mark.parametrize(
+  "sampler",
+  [
+    sampling.UserSampler(prob=0.5, capacity=16),
+    sampling.BoundedContributionSampler(prob=0.5, capacity=16, max_contribution=2),
+  ],
+)
+def test_scaling_costs_users_nothing_either(sampler):
+  scaled = dataclasses.replace(_PLAN, sampler=sampler, neighboring_relation="")
+  plain = dataclasses.replace(scaled, scaling=None)
+  assert scaled.unit == "user" and scaled.epsilon() == plain.epsilon()
+  assert "Scaled coordinates" in scaled.statement()
