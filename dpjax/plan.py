@@ -694,10 +694,10 @@ class Plan:
     >>> spent.steps, spent.epsilon == plan.epsilon(steps=1) < plan.epsilon()
     (1, True)
     """
-    from dpjax.transforms import of_plan
+    from dpjax.transforms import beside_noise, of_plan
 
     is_noise = lambda part: isinstance(part, of_plan.NOISE_STATES)
-    parts = jax.tree.leaves(opt_state, is_leaf=is_noise)
+    parts = jax.tree.leaves(beside_noise.opened(opt_state), is_leaf=is_noise)
     states = [part for part in parts if is_noise(part)]
     if len(states) != 1:
       raise UserError(

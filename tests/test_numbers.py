@@ -33,6 +33,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
   "docs/distillation.md": (
     "| `--config.method=` | the student reads | accounted |",
     "| `--config.` | what it sets |",
+    "| the pool is | the run |",
   ),
   "docs/synthesis.md": (
     "| file | what it holds |",

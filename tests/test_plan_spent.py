@@ -40,6 +40,7 @@ _PLANS = {
   "no noise": _plan(noise_multiplier=0.0),
   "adaptive": _plan(l2_clip_norm=dpjax.Clip(1.0, transforms.AdaptiveClipping())),
   "clip schedule": _plan(l2_clip_norm=dpjax.Clip(1.0, schedule=(1.0, 0.5, 0.5))),
+  "scaled coordinates": _plan(scaling=transforms.CoordinateScaling()),
   "shares": _plan(
     l2_clip_norm={"w": 1.0, "b": 1.0}, noise_shape=NoiseShape(shares={"w": 1.0, "b": 2.0})
   ),
@@ -53,13 +54,21 @@ _PLANS = {
 }
 
 
+def summed_of(plan):
+  """Clipped gradients of the batch; stacked ones for a plan whose transform scales them first."""
+  if plan.scaling is None:
+    return plan.clipped_grad(_loss)(_PARAMS, _BATCH)
+  grads = dpjax.per_example_grads(_loss)(_PARAMS, _BATCH.examples)[1]
+  return dpjax.stacked(grads.arrays, mask=_BATCH.mask)
+
+
 def _started(name):
   """(plan, its chain, one step of it, that takes all its slices)."""
   plan = _PLANS[name]
   key = dpjax.new_key() if name == "release" else _KEY
   chain = optax.chain(plan.transform(key), optax.sgd(0.1))
   tx = plan.accumulated(chain, rows=8)
-  summed = plan.clipped_grad(_loss)(_PARAMS, _BATCH)
+  summed = summed_of(plan)
 
   def step(state):
     for _ in range(plan.slices):

@@ -80,6 +80,33 @@ def is_embedded(name: str) -> bool:
   return row is not None and bool(row.loader) and not row.in_folder
 
 
+# Attribute of a test set that was read as that of a row of `PUBLISHED`.
+_TEST_OF = "_published_test_of"
+
+
+def as_published_test(test: Any, name: str) -> Any:
+  """Returns the test set, known as that of a published data set. A part of it is not.
+
+  Args:
+    name: as `data.load` takes it, "mnist:3.0.1". Other names leave the test set unknown.
+  """
+  if name.partition(":")[0] in PUBLISHED:
+    # Not a field: `replace` makes other data, and must drop it.
+    object.__setattr__(test, _TEST_OF, name)
+  return test
+
+
+def is_published_test(dataset: Any) -> bool:
+  """Returns whether a data set is the whole test set of a published one, as `data.load` read it.
+
+  >>> from dpjax import data
+  >>> train, test = data.load("digits")
+  >>> [is_published_test(part) for part in (train, test, test.subset(slice(0, 9)))]
+  [False, True, False]
+  """
+  return hasattr(dataset, _TEST_OF)
+
+
 def nominal_size(name: str) -> int | None:
   """The declared number of training examples of a data set by its name; None for others.
 

@@ -10,7 +10,7 @@ from typing import Any
 from dpjax import data, names, validate
 from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.data.dataset import Dataset
-from dpjax.data.published import PUBLISHED, is_embedded, nominal_size
+from dpjax.data.published import PUBLISHED, as_published_test, is_embedded, nominal_size
 from dpjax.validate import UserError
 
 # Name -> (train, test), for data that need no folder.
@@ -95,7 +95,8 @@ def load(
   if None not in (num_examples, known) and num_examples != known:
     raise UserError(f"{name!r} declares {known}", field="num_examples", value=num_examples)
   declared = num_examples if known is None else known
-  return train.declared(declared), test
+  # A user's texts under a published name are not published.
+  return train.declared(declared), test if user_texts else as_published_test(test, name)
 
 
 def _load(
@@ -145,6 +146,16 @@ def user_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Pat
   """A user's file or folder: a relative path is looked up in `data_dir`, else in the
   current folder."""
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
+
+
+def lies_in_folder(name: str) -> bool:
+  """Returns whether `data_dir` says where data of this name lie.
+
+  >>> [lies_in_folder(name) for name in ("mnist", "mine.npz", "digits", "/a.npz", "mine:make")]
+  [True, True, False, False, False]
+  """
+  path = pathlib.Path(os.path.expanduser(name))
+  return not (is_embedded(name) or names.is_path(name) or path.is_absolute())
 
 
 def takes_declaration(name: str) -> bool:

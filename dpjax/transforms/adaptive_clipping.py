@@ -36,6 +36,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import accounting, gradients, noise, trees, validate
+from dpjax.transforms import beside_noise
 from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import ScaledState, unscaled
 from dpjax.transforms.clipped import check_arguments, check_start, clipped_sum
@@ -258,10 +259,13 @@ def adaptive_clip_and_noise(
   def init_fn(params) -> ScaledState:
     check_start(params)
     started = noise.init(key, params)
-    return ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
+    first = ScaledState(started, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
+    return beside_noise.turned(first)
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, **extra_args):
     check_arguments(extra_args)
+    # A scale that something changed leaves a wrong checksum, which the noise refuses.
+    state = beside_noise.turned(state)
     scaled = unscaled(updates, state.scale)
     summed = clipped_sum(scaled, params, mask, clip)
     count = adaptive.query(summed, mask) if count is None else count
@@ -271,6 +275,7 @@ def adaptive_clip_and_noise(
     # Only the noisy query moves the norm, so the new norm is post-processing.
     scale = adaptive.moved(state.scale, noisy["count"] / unit / batch_size, clip)
     after = ScaledState(inner, scale, state.steps + 1)
-    return trees.scale(noisy["sum"], state.scale / normalize_by), after
+    noisy_mean = trees.scale(noisy["sum"], state.scale / normalize_by)
+    return noisy_mean, beside_noise.turned(after)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

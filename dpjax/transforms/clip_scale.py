@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import gradients, trees, validate
+from dpjax.transforms import beside_noise
 from dpjax.transforms.clipped import check_updates
 from dpjax.types import ClippedSum, PerExampleGrads
 from dpjax.validate import UserError
@@ -33,6 +34,10 @@ class ScaledState(NamedTuple):
   inner: Any
   scale: jax.Array  # float32: clip norm of the NEXT update / l2_clip_norm
   steps: jax.Array  # int32, so far
+
+  def beside_noise(self) -> dict[str, Any]:
+    """Returns the numbers that the checksum of the noise covers."""
+    return {"scale": self.scale, "steps": self.steps}
 
 
 def clip_scale(state: object) -> jax.Array | None:
@@ -110,13 +115,16 @@ def with_clip_schedule(
     return ScaledState(inner, table[jnp.minimum(count, len(scales) - 1)], count)
 
   def init_fn(params) -> ScaledState:
-    return state_at(tx.init(params), jnp.zeros((), jnp.int32))
+    return beside_noise.turned(state_at(tx.init(params), jnp.zeros((), jnp.int32)))
 
   def update_fn(updates, state, params=None, **extra_args):
+    # A scale that something changed leaves a wrong checksum, which `tx` refuses.
+    state = beside_noise.turned(state)
     # Divided by the scale, clipped and noised as usual, then multiplied again.
     scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
-    return trees.scale(noisy, state.scale), state_at(inner, state.steps + 1)
+    after = beside_noise.turned(state_at(inner, state.steps + 1))
+    return trees.scale(noisy, state.scale), after
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

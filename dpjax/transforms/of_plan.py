@@ -9,7 +9,8 @@ was not drawn by it.
 | the state of a plan with another noise, bound or  | `UserError`; NaN where it is traced |
 | sampling probability, to `update` or `spent`      |                                     |
 | the state of the same plan with other steps       | it goes on                          |
-| more examples than the sampler ever draws         | `UserError`; NaN where it is traced |
+| more examples than the sampler ever draws         | `UserError`; NaN where it is traced, |
+|                                                   | in the state's own numbers, too     |
 """
 
 from __future__ import annotations
@@ -19,17 +20,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from dpjax import gradients, trees
-from dpjax.noise import NoiseState
-from dpjax.noise.correlated import CorrelatedNoiseState
+from dpjax.transforms import beside_noise
+from dpjax.transforms.beside_noise import NOISE_STATES as NOISE_STATES
+from dpjax.transforms.beside_noise import marked as marked
 from dpjax.types import ArrayTree, ClippedSum, PerExampleGrads
 from dpjax.validate import UserError
-
-NOISE_STATES = (NoiseState, CorrelatedNoiseState)
 
 
 def mark_of(facts: Mapping[str, Any]) -> int:
@@ -49,26 +48,6 @@ def mark_of(facts: Mapping[str, Any]) -> int:
   digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).digest()
   # A mark of 0 would leave a state unchanged.
   return int.from_bytes(digest[:4], "big") or 1
-
-
-def marked(state: Any, mark: int) -> Any:
-  """Returns the state with the mark in its noise checksum; a second call removes it.
-
-  >>> from dpjax import noise
-  >>> state = noise.init(jax.random.key(0))
-  >>> int(marked(marked(state, 7), 7).checksum) == int(state.checksum)
-  True
-  """
-  is_noise = lambda part: isinstance(part, NOISE_STATES)
-
-  def turned(part: Any) -> Any:
-    dtype = getattr(part.checksum, "dtype", None) if is_noise(part) else None
-    # The transform itself reports a field that is no checksum.
-    if dtype != jnp.uint32:
-      return part
-    return part._replace(checksum=part.checksum ^ jnp.uint32(mark))
-
-  return jax.tree.map(turned, state, is_leaf=is_noise)
 
 
 def _mask_of(updates: Any, mask: Any) -> Any:
@@ -126,7 +105,11 @@ def of_plan(
     # Removes the mark. The state of another plan keeps a wrong checksum, and is refused.
     inner_state = marked(state, mark)
     noisy, after = inner.update(updates, inner_state, params, mask=mask, **extra_args)
-    noisy = _as_drawn(noisy, _mask_of(updates, mask), padded_batch_size)
+    real = _mask_of(updates, mask)
+    noisy = _as_drawn(noisy, real, padded_batch_size)
+    if real is not None and jnp.size(real) > padded_batch_size:
+      # What the next step reads follows from the same sum, so it goes the same way.
+      after = beside_noise.invalid_unless(jnp.sum(real) <= padded_batch_size, after)
     return noisy, marked(after, mark)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import trees, validate
-from dpjax.transforms.clipped import check_updates
+from dpjax.transforms import beside_noise
+from dpjax.transforms.clipped import check_updates, is_placeholder
 from dpjax.types import ClippedSum, LossFn, Params, PerExampleGrads
 from dpjax.validate import UserError
 
@@ -35,24 +36,25 @@ class CoordinateScaling:
   """Scales coordinates by earlier private outputs, as a `Plan` and a config name it.
 
   Args:
-    b2: of the moving average of squared outputs, in (0, 1).
-    floor: least s_t beside the root mean square of all, in (0, 1].
+    b2: of the moving average of squared outputs, in [1e-6, 0.999999].
+    floor: least s_t beside the root mean square of all, in [1e-6, 1].
 
   Raises:
-    UserError: a number out of its range.
+    UserError: a number out of its range. Quotients and squares of smaller ones would leave the
+      range of float32, and a larger b2 would be 1 there.
 
   >>> CoordinateScaling(floor=0.0)
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: floor=0.0: must be in (0, 1]
+  dpjax.validate.UserError: floor=0.0: must be in [1e-06, 1]
   """
 
   b2: float = 0.9
   floor: float = 0.1
 
   def __post_init__(self):
-    validate.open_unit(b2=self.b2)
-    validate.probability(floor=self.floor)
+    validate.number_in(validate.MIN_FACTOR, 1 - validate.MIN_FACTOR, b2=self.b2)
+    validate.number_in(validate.MIN_FACTOR, 1, floor=self.floor)
 
   @property
   def statement(self) -> str:
@@ -65,11 +67,18 @@ class CoordinateScaling:
 
 
 class ScalingState(NamedTuple):
-  """Moving average of the squares of private outputs; `inner` holds the noise key."""
+  """Moving average of the squares of private outputs; `inner` holds the noise key.
+
+  Its names are none of Optax's, whose functions reset an optimizer by the names of its fields.
+  """
 
   inner: Any
-  nu: Any
+  mean_squares: Any
   floor: jax.Array  # float32: of the transform, so that a state alone gives s_t
+
+  def beside_noise(self) -> dict[str, Any]:
+    """Returns the numbers that the checksum of the noise covers."""
+    return {"mean_squares": self.mean_squares, "floor": self.floor}
 
 
 class ScaledLoss:
@@ -104,7 +113,9 @@ def coordinate_scales(state: object) -> Any:
 
   Public once the outputs are: a function of earlier private outputs alone.
   """
-  return _scales(state.nu, state.floor) if isinstance(state, ScalingState) else None
+  return (
+    _scales(state.mean_squares, state.floor) if isinstance(state, ScalingState) else None
+  )
 
 
 def scale_then_privatize(
@@ -118,8 +129,7 @@ def scale_then_privatize(
 
   Args:
     tx: `clip_and_noise`, or any private transform that takes what it takes.
-    b2: of the moving average of squared outputs, in (0, 1).
-    floor: least s_t beside the root mean square of all, in (0, 1].
+    b2, floor: of `CoordinateScaling`.
     takes_scaled_sums: also take a `ClippedSum`, which must be of a `ScaledLoss`. Another one
       costs no privacy: its examples were clipped, only in other units than meant.
 
@@ -143,8 +153,11 @@ def scale_then_privatize(
 
   def init_fn(params: Any) -> ScalingState:
     inner = tx.init(params)
+    if is_placeholder(params):
+      # Earlier outputs are not an optimizer's moments, which may be reset.
+      return ScalingState(inner, jnp.zeros(()), jnp.float32(floor))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
-    return ScalingState(inner, zeros, jnp.float32(floor))
+    return beside_noise.turned(ScalingState(inner, zeros, jnp.float32(floor)))
 
   def update_fn(updates, state, params=None, **extra_args):
     if isinstance(updates, ClippedSum) and not takes_scaled_sums:
@@ -161,7 +174,7 @@ def scale_then_privatize(
         field="state",
       )
     arrays = check_updates(updates, None)
-    scales = _scales(state.nu, state.floor)
+    scales = _scales(state.mean_squares, state.floor)
     rows: Any = updates
     # A sum of a `ScaledLoss` was scaled before it was clipped.
     if isinstance(updates, PerExampleGrads):
@@ -170,30 +183,40 @@ def scale_then_privatize(
         lambda g, s: trees.at_least_float32(g) / s[None], arrays, scales
       )
       rows = PerExampleGrads.of(divided, updates.mask, updates.rows)
-    noisy, inner = tx.update(rows, state.inner, params, **extra_args)
+    # Scales that something changed leave a wrong checksum, which `tx` refuses.
+    noise_state = beside_noise.turned(state).inner
+    noisy, inner = tx.update(rows, noise_state, params, **extra_args)
     private = jax.tree.map(lambda leaf, s: leaf * s, noisy, scales)
     # The state keeps its type for float64 gradients, too, or `lax.scan` would refuse it.
-    nu = jax.tree.map(
-      lambda v, g: (b2 * v + (1 - b2) * g**2).astype(jnp.float32), state.nu, private
+    mean_squares = jax.tree.map(
+      lambda v, g: (b2 * v + (1 - b2) * g**2).astype(jnp.float32),
+      state.mean_squares,
+      private,
     )
-    return private, ScalingState(inner, nu, state.floor)
+    after = ScalingState(inner, mean_squares, state.floor)
+    return private, beside_noise.turned(after)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _scales(nu: Any, floor: Any) -> Any:
-  """Returns s_t for each coordinate, with a root mean square of 1: a function of outputs alone."""
-  leaves = jax.tree.leaves(nu)
+def _scales(mean_squares: Any, floor: Any) -> Any:
+  """Returns s_t for each coordinate, with a root mean square of 1: a function of outputs alone.
+
+  All are NaN after a NaN, which stands for a step that was not accounted for.
+  """
+  leaves = jax.tree.leaves(mean_squares)
   # A float: from 2^31 coordinates on their number is no int32.
   count = float(sum(leaf.size for leaf in leaves))
   mean = sum(jnp.sum(leaf) for leaf in leaves) / count
   # Before the first output, and after one of zeros or beyond floats, nothing is scaled.
   is_known = (mean > 0) & jnp.isfinite(mean)
   relative = jax.tree.map(
-    lambda v: jnp.where(is_known, jnp.sqrt(v / jnp.where(is_known, mean, 1.0)), 1.0), nu
+    lambda v: jnp.where(is_known, jnp.sqrt(v / jnp.where(is_known, mean, 1.0)), 1.0),
+    mean_squares,
   )
   raised = jax.tree.map(lambda root: jnp.maximum(root, floor), relative)
   squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(raised))
   size = jnp.sqrt(squares / count)
   # A float32 sum of many ones may be no whole number; the first step is exactly `tx`.
-  return jax.tree.map(lambda leaf: jnp.where(is_known, leaf / size, 1.0), raised)
+  unscaled = jnp.where(jnp.isnan(mean), jnp.nan, 1.0)
+  return jax.tree.map(lambda leaf: jnp.where(is_known, leaf / size, unscaled), raised)

@@ -1,6 +1,7 @@
 """Every way of clipping and every private optimizer as a run: facts, refusals, resume."""
 
 import json
+import shutil
 
 import pytest
 
@@ -14,7 +15,7 @@ from dpjax.experiments.run import loop, writers
 from dpjax.gradients import Automatic
 from dpjax.transforms import AdaptiveClipping, PerLayer
 from dpjax.validate import UserError
-from tests.runs.stops import stop_after
+from tests.runs.stops import die, stop_after
 
 
 def _config(**overrides):
@@ -92,6 +93,41 @@ def test_p16_p27_stopped_and_resumed_equals_uninterrupted(overrides, tmp_path, m
   for name in ("params_sha256", "ledger", "epsilon", "clipping"):
     assert resumed[name] == whole[name], name
   assert sum(charge["num_steps"] for charge in resumed["ledger"]["charges"]) == 5
+
+
+_MLP = {"model.name": "mlp", "model.options": {"features": (6,)}}
+_SCALED = {
+  "all": {},
+  "release": {"release": True},
+  "ghost": {"grad_method": "ghost"},
+  "lora": {**_MLP, "trainable": {"name": "lora", "rank": 2}},
+  "head_first": {**_MLP, "trainable": {"name": "head_first", "steps": 2}},
+  "head": {**_MLP, "trainable": "head"},
+  "statistics": {"privacy.normalization": "private_statistics"},
+  "levels": {"privacy.noise_levels": [2.0, 1.0, 1.0, 1.0, 1.0]},
+}
+
+
+@pytest.mark.parametrize("name", sorted(_SCALED))
+def test_p27_a_scaled_run_that_was_killed_is_the_same_bit_for_bit(
+  name, tmp_path, monkeypatch
+):
+  """Killed at step 3 of 5: the last checkpoint is of step 2, and the scales are in it."""
+  overrides = {"privacy.scaling": {"name": "by_outputs", "floor": 0.3}, **_SCALED[name]}
+  config = _config(**overrides, num_steps=5)
+  stop_after(monkeypatch, 3, error=die)
+  with pytest.raises(KeyboardInterrupt):
+    loop.train(config, tmp_path / "run")
+  # A release draws its keys anew in every folder: the killed one is compared with its own copy.
+  other = tmp_path / "whole"
+  if config.release:
+    shutil.copytree(tmp_path / "run", other)
+  whole = loop.train(config, other)
+  resumed = loop.train(config, tmp_path / "run")
+  for field in ("params_sha256", "ledger", "epsilon", "scaling"):
+    assert resumed[field] == whole[field], field
+  assert sum(charge["num_steps"] for charge in resumed["ledger"]["charges"]) == 5
+  assert resumed["epsilon_kind"] == "proved"
 
 
 @pytest.mark.parametrize(

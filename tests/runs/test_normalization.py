@@ -110,8 +110,13 @@ _WHITENED = {
 }
 
 
-def test_a_whitened_run_pays_for_five_sums_and_goes_on_with_the_same(loaded, tmp_path):
-  config = _config(privacy__normalization=_WHITENED, privacy__epsilon=4.0)
+@pytest.mark.parametrize("scaling", ["none", "by_outputs"])
+def test_a_whitened_run_pays_for_five_sums_and_goes_on_with_the_same(
+  loaded, tmp_path, scaling
+):
+  config = _config(
+    privacy__normalization=_WHITENED, privacy__epsilon=4.0, privacy__scaling=scaling
+  )
 
   def stop(step):
     if step == 2:

@@ -161,8 +161,10 @@ def test_votes_say_no_number_of_records_either(monkeypatch):
   x = np.zeros((123, 4, 4, 1), np.float32)
   private = from_arrays(x, np.zeros(123, int), num_classes=2)
   for relation in ("add_or_remove_one", "replace_one"):
-    config = PateConfig(neighboring_relation=relation, num_pool=100, num_queries=10)
-    # The guarantee of this test has no budget to check.
+    config = PateConfig(
+      neighboring_relation=relation, num_pool=100, num_queries=10, pool_is_public=True
+    )
+    # The guarantee of this test is none.
     with pytest.raises(AttributeError):
       pate_build.build(config, (private, private)).start(None)
   assert guarantees == [None, 123]

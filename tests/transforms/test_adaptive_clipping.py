@@ -14,7 +14,7 @@ from scipy import stats
 import dpjax
 from dpjax import transforms
 from dpjax.gradients import Clip
-from dpjax.transforms import adaptive_clipping
+from dpjax.transforms import adaptive_clipping, beside_noise
 from dpjax.transforms.adaptive_clipping import AdaptiveClipping
 from dpjax.validate import UserError
 
@@ -142,7 +142,8 @@ def _jitted():
 
   @jax.jit
   def step(grads, mask, scale):
-    state = tx.init(None)._replace(scale=scale)
+    free = beside_noise.turned(tx.init(None))
+    state = beside_noise.turned(free._replace(scale=scale))
     update, after = tx.update(dpjax.stacked(grads), state, mask=mask)
     return update / scale * 5.0, -jnp.log(after.scale / scale) * 5.0
 

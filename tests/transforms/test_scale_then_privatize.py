@@ -11,6 +11,7 @@ import pytest
 import dpjax
 from dpjax import Plan, federated, gradients, noise, sampling, training, transforms
 from dpjax.noise.correlated import BandedToeplitz
+from dpjax.transforms import beside_noise
 from dpjax.transforms.scale_then_privatize import _scales
 from dpjax.types import Batch, ClippedSum
 from dpjax.validate import UserError
@@ -24,6 +25,12 @@ def _tx(noise_multiplier=0.0, seed=0, **options):
     **_NUMBERS, noise_multiplier=noise_multiplier, key=jax.random.key(seed)
   )
   return transforms.scale_then_privatize(inner, **options)
+
+
+def _after_outputs(state, mean_squares):
+  """The state as if earlier outputs had these mean squares: its checksum is right."""
+  free = beside_noise.turned(state)
+  return beside_noise.turned(free._replace(mean_squares=jnp.asarray(mean_squares)))
 
 
 def _grads(scale=1.0):
@@ -58,7 +65,7 @@ def test_steps_are_those_of_a_loop_in_float64():
 
 def test_noise_is_that_of_the_inner_transform_times_the_scale():
   """No record: the output is noise, whose size by coordinate follows the state alone."""
-  state = _tx(2.0).init(jnp.zeros(3))._replace(nu=jnp.array([4.0, 1.0, 0.0]))
+  past = jnp.array([4.0, 1.0, 0.0])
 
   @jax.jit
   @jax.vmap
@@ -67,7 +74,7 @@ def test_noise_is_that_of_the_inner_transform_times_the_scale():
       **_NUMBERS, noise_multiplier=2.0, key=jax.random.key(seed)
     )
     tx = transforms.scale_then_privatize(inner)
-    begun = tx.init(jnp.zeros(3))._replace(nu=state.nu)
+    begun = _after_outputs(tx.init(jnp.zeros(3)), past)
     rows = gradients.stacked(jnp.zeros((2, 3)))
     return tx.update(rows, begun, mask=jnp.array([False, False]))[0]
 
@@ -84,8 +91,8 @@ def test_no_example_moves_a_step_beyond_the_clip_norm_in_its_units(far):
   """Scales from a hostile past, gradients of any size: what the inner transform sees is clipped."""
   tx = _tx()
   for past in ([1e-38, 1e30, 1.0], [0.0, 0.0, 0.0], [np.inf, 1.0, 1.0]):
-    state = tx.init(jnp.zeros(3))._replace(nu=jnp.array(past, jnp.float32))
-    scales = _scales(state.nu, 0.1)
+    state = _after_outputs(tx.init(jnp.zeros(3)), jnp.array(past, jnp.float32))
+    scales = _scales(state.mean_squares, 0.1)
     assert (scales > 0).all() and np.isfinite(scales).all()
     rows = gradients.stacked(jnp.array([[far, 1.0, -far], [0.1, 0.2, 0.3]], jnp.float32))
     sums = [
@@ -101,11 +108,14 @@ def test_what_is_refused():
   total = ClippedSum.__new__(ClippedSum)
   with pytest.raises(UserError, match="a ClippedSum was clipped before"):
     tx.update(total, state, mask=_MASK)
-  for floor in (0.0, 1.5, float("nan")):
-    with pytest.raises(UserError, match="floor"):
+  # Below float32's normal numbers a scale is 0, and a quotient by it infinite.
+  for floor in (0.0, 1e-320, 1e-40, 1e-30, 1.5, float("nan")):
+    with pytest.raises(UserError, match=r"floor=\S+: must be in \[1e-06, 1\]"):
       _tx(floor=floor)
-  with pytest.raises(UserError, match="b2"):
-    _tx(b2=1.0)
+  # 1 - 1e-9 is 1 in float32: an average that forgets nothing and learns nothing.
+  for b2 in (0.0, 1e-320, 1 - 1e-9, 1.0):
+    with pytest.raises(UserError, match=r"b2=\S+: must be in \[1e-06, 0.999999\]"):
+      _tx(b2=b2)
 
 
 def test_the_first_step_is_that_of_the_inner_transform():
@@ -189,7 +199,7 @@ def test_no_example_moves_a_step_of_dp_sgd_beyond_the_clip_norm_in_its_units(far
     lambda w, x: jnp.sum(w * x), quiet, optax.sgd(1.0), noise_key=jax.random.key(0)
   )
   state = init(jnp.zeros(2))
-  private = state.opt_state[0]._replace(nu=jnp.array(past, jnp.float32))
+  private = _after_outputs(state.opt_state[0], jnp.array(past, jnp.float32))
   state = state._replace(opt_state=(private, *state.opt_state[1:]))
   scales = transforms.coordinate_scales(private)
   x = jnp.array([[far, -far], [1.0, 0.5]], jnp.float32)
@@ -285,3 +295,94 @@ def test_a_state_of_a_plan_without_scaling_is_one_line():
   rows = jnp.ones((40, 3))
   with pytest.raises(UserError, match="state: must be of a plan with scaling"):
     make(scaled).step(state, Batch(rows, jnp.ones(40, bool)))
+
+
+# --- beside what else a plan may have
+
+
+def _of_adapters():
+  params, x = _network()
+  adapted = training.lora(params, "in", rank=2, alpha=3.0, key=jax.random.key(0))
+  rng = np.random.default_rng(4)
+  # As after some steps: adapters that are 0 have gradients of 0.
+  some = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32)
+  loss = adapted.apply(lambda params, row: 1e3 * _loss(params, row))
+  return loss, jax.tree.map(some, adapted.trainable), x
+
+
+def _of_last_layer():
+  params, x = _network()
+  loss = lambda params, row: 1e3 * _loss(params, row)
+  return training.of_part(loss, optax.sgd(1.0), "out".__eq__)[0], params, x
+
+
+def _of_whitened_inputs():
+  """Statistics are a release of their own: given it, they are a fixed map of one example."""
+  params, x = _network()
+  rng = np.random.default_rng(5)
+  whiten = jnp.asarray(rng.normal(size=(4, 4)), jnp.float32)
+  return lambda params, row: 1e3 * _loss(params, (row - 0.3) @ whiten), params, x
+
+
+def _of_users():
+  """One row is the block of a user."""
+  params, x = _network()
+  blocks = jnp.stack([x, x[::-1], 2 * x], axis=1)
+  loss = lambda params, block: (
+    1e3 * jnp.sum(jax.vmap(lambda row: _loss(params, row))(block))
+  )
+  return loss, params, blocks
+
+
+_BESIDE = {
+  "lora": (_of_adapters, 1),
+  "head_first": (_of_last_layer, 1),
+  "whitening": (_of_whitened_inputs, 1),
+  "users": (_of_users, 1),
+  # A user owns two of the rows, each clipped by itself.
+  "bounded contribution": (_of_users, 2),
+}
+
+
+@pytest.mark.parametrize("method", gradients.METHODS)
+@pytest.mark.parametrize("name", sorted(_BESIDE))
+def test_a_record_moves_the_scaled_sum_by_its_bound_beside_other_features(name, method):
+  make, rows_of_record = _BESIDE[name]
+  loss, params, x = make()
+  rng = np.random.default_rng(6)
+  past = jax.tree.map(
+    lambda leaf: jnp.asarray(np.exp(rng.normal(size=leaf.shape) * 3), jnp.float32), params
+  )
+  scales = _scales(past, 0.01)
+  spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(scales)])
+  assert spread.max() / spread.min() > 30
+  scaled = transforms.ScaledLoss(loss, params, scales)
+  grad_fn = _PLAN.clipped_grad(scaled, method=method)
+  here = np.ones(len(x), bool)
+  gone = here.copy()
+  gone[:rows_of_record] = False
+  sums = [grad_fn(scaled.start, x, jnp.asarray(mask)).total for mask in (here, gone)]
+  difference = jax.tree.map(jnp.subtract, *sums)
+  moved = float(optax.global_norm(difference))
+  assert moved <= rows_of_record * _PLAN.l2_bound * (1 + 1e-4)
+  # The record does count: a sum of zeros would show nothing.
+  assert moved > 0.3 * _PLAN.l2_bound
+  # Clipped in the units of the parameters and scaled after that, it would move by more.
+  plain = dataclasses.replace(_PLAN, scaling=None).clipped_grad(loss, method=method)
+  sums = [plain(params, x, jnp.asarray(mask)).total for mask in (here, gone)]
+  late = jax.tree.map(lambda one, two, s: (one - two) / s, *sums, scales)
+  assert float(optax.global_norm(late)) > rows_of_record * _PLAN.l2_bound
+
+
+@pytest.mark.parametrize(
+  "sampler",
+  [
+    sampling.UserSampler(prob=0.5, capacity=16),
+    sampling.BoundedContributionSampler(prob=0.5, capacity=16, max_contribution=2),
+  ],
+)
+def test_scaling_costs_users_nothing_either(sampler):
+  scaled = dataclasses.replace(_PLAN, sampler=sampler, neighboring_relation="")
+  plain = dataclasses.replace(scaled, scaling=None)
+  assert scaled.unit == "user" and scaled.epsilon() == plain.epsilon()
+  assert "Scaled coordinates" in scaled.statement()

@@ -20,6 +20,7 @@ from tests import test_plan_spent
 
 _PARAMS = test_plan_spent._PARAMS
 _NAMES = ("white", "correlated", "clip schedule", "adaptive", "slices", "release")
+_NAMES += ("scaled coordinates",)
 
 
 @functools.cache
@@ -28,7 +29,7 @@ def _after(name, calls=1):
   plan = test_plan_spent._PLANS[name]
   key = dpjax.new_key() if name == "release" else jax.random.key(1)
   tx = plan.accumulated(optax.chain(plan.transform(key), optax.adam(0.1)), rows=8)
-  summed = plan.clipped_grad(test_plan_spent._loss)(_PARAMS, test_plan_spent._BATCH)
+  summed = test_plan_spent.summed_of(plan)
   update = jax.jit(lambda opt_state: tx.update(summed, opt_state, _PARAMS))
   opt_state = tx.init(_PARAMS)
   for _ in range(calls):
@@ -100,9 +101,133 @@ def test_slices_of_two_steps_never_add_up(slices):
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
 
 
+def _beside_noise(change, field):
+  """`change` on one of the numbers beside the noise, of the plan's own state alone."""
+
+  def changed(opt_state):
+    numbers = jax.tree.map(change, getattr(opt_state[0], field))
+    return (opt_state[0]._replace(**{field: numbers}), *opt_state[1:])
+
+  return changed
+
+
+_NUMBERS_BESIDE = [
+  ("scaled coordinates", "mean_squares", lambda v: 2 * v),
+  ("scaled coordinates", "mean_squares", lambda v: v.at[(0,) * v.ndim].add(1e-6)),
+  ("scaled coordinates", "mean_squares", lambda v: jnp.flip(v, axis=0)),
+  ("scaled coordinates", "mean_squares", lambda v: v.astype(jnp.bfloat16)),
+  ("scaled coordinates", "mean_squares", jnp.zeros_like),
+  ("scaled coordinates", "floor", lambda v: v / 2),
+  ("adaptive", "scale", lambda v: 2 * v),
+  ("adaptive", "scale", jnp.ones_like),
+  ("clip schedule", "scale", lambda v: 2 * v),
+  ("clip schedule", "steps", lambda v: v - 1),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "change"), _NUMBERS_BESIDE)
+def test_numbers_from_elsewhere_beside_the_noise_are_refused(name, field, change):
+  """The size of the noise would tell them. Until 2026-11-27 they were taken in silence."""
+  plan, tx, update, opt_state = _after(name)
+  changed = _beside_noise(change, field)(opt_state)
+  with pytest.raises(UserError, match=r"state\.draws=1: does not belong to its checksum"):
+    plan.spent(changed)
+  stacked = dpjax.stacked(jax.tree.map(lambda p: p[None], _PARAMS), mask=True)
+  with pytest.raises(UserError, match=r"state\.draws=1: does not belong to its checksum"):
+    tx.update(stacked, changed, _PARAMS)
+  if field == "mean_squares" and change(jnp.ones(2)).dtype != jnp.float32:
+    return
+  for _ in range(2):
+    updates, changed = update(changed)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
+
+
+def test_numbers_of_another_run_beside_the_noise_are_refused():
+  """Both states are sound; their numbers do not belong to each other's noise."""
+  plan, _, update, opt_state = _after("scaled coordinates")
+  _, later = update(opt_state)
+  mixed = (
+    later[0]._replace(mean_squares=opt_state[0].mean_squares),
+    *later[1:],
+  )
+  with pytest.raises(UserError, match="does not belong to its checksum"):
+    plan.spent(mixed)
+
+
+@pytest.mark.parametrize("name", ["scaled coordinates", "adaptive", "white"])
+def test_a_batch_that_is_too_large_leaves_nothing_finite_of_its_sum(name):
+  """Under jit the update is NaN. So is what the next step reads of the same sum."""
+  plan, tx, _, opt_state = _after(name)
+  rows = plan.sampler.padded_batch_size + 4
+  grads = jax.tree.map(lambda p: jnp.ones((rows, *p.shape)), _PARAMS)
+
+  @jax.jit
+  def step(state, present):
+    mask = jnp.arange(rows) < present
+    return tx.update(dpjax.stacked(grads, mask=mask), state, _PARAMS, mask=mask)
+
+  numbers = lambda state: [
+    leaf
+    for field in ("mean_squares", "scale")
+    for leaf in jax.tree.leaves(getattr(state[0], field, ()))
+  ]
+  # As many examples as a draw may have: nothing happens to a wider array.
+  updates, within = step(opt_state, plan.sampler.padded_batch_size)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))
+  assert all(np.isfinite(leaf).all() for leaf in numbers(within))
+  updates, beyond = step(opt_state, rows)
+  assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
+  assert all(np.isnan(leaf).all() for leaf in numbers(beyond))
+  # The draw is counted all the same, and the state is no other plan's.
+  assert plan.spent(beyond).steps == 2
+  # Whoever leaves out what is NaN does not go on with what follows from that sum.
+  if numbers(beyond):
+    updates, _ = step(beyond, 2)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(updates))
+
+
+def test_sound_states_stay_sound_in_every_program():
+  """XLA rounds anew in each fusion. A digest of other roundings would refuse its own state."""
+  plan = test_plan_spent._PLANS["scaled coordinates"]
+  rng = np.random.default_rng(0)
+  params = {"w": jnp.asarray(rng.normal(size=(37, 13)), jnp.float32), "b": jnp.ones(13)}
+  rows = {
+    name: jnp.asarray(rng.normal(size=(8, *leaf.shape)) * 3, jnp.float32)
+    for name, leaf in params.items()
+  }
+  tx = plan.transform(jax.random.key(1))
+
+  def run(key):
+    one = plan.transform(key)
+
+    def step(carry, scale):
+      params, state = carry
+      grads = jax.tree.map(lambda g: g * scale, rows)
+      updates, state = one.update(dpjax.stacked(grads, mask=True), state, params)
+      return (jax.tree.map(lambda p, u: p - u, params, updates), state), updates["b"]
+
+    scales = jnp.array([1.0, 0.3, 7.0])
+    (_, state), updates = jax.lax.scan(step, (params, one.init(params)), scales)
+    return updates, state
+
+  updates, state = jax.jit(run)(jax.random.key(1))
+  assert np.isfinite(updates).all() and plan.spent(state).steps == 3
+  updates, _ = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(2), 5))
+  assert np.isfinite(updates).all()
+  # Each step compiled by itself, and none compiled at all.
+  for wrapped in (jax.jit, lambda fn: fn):
+    state = tx.init(params)
+    for _ in range(3):
+      grads = dpjax.stacked(rows, mask=True)
+      updates, state = wrapped(lambda g, s: tx.update(g, s, params))(grads, state)
+      assert np.isfinite(updates["b"]).all()
+    assert plan.spent(state).steps == 3
+
+
 _KEPT = {
   "count=0": lambda tx, s: optax.tree.set(s, count=jnp.int32(0)),
   "mu": lambda tx, s: optax.tree.set(s, mu=jax.tree.map(jnp.zeros_like, _PARAMS)),
+  "nu": lambda tx, s: optax.tree.set(s, nu=jax.tree.map(jnp.zeros_like, _PARAMS)),
   "moments": lambda tx, s: optax.tree_utils.tree_map_params(tx, jnp.zeros_like, s),
   "pickled": lambda tx, s: pickle.loads(pickle.dumps(s)),
   "copied": lambda tx, s: copy.deepcopy(s),
@@ -143,9 +268,14 @@ def test_optax_has_none_of_the_names_that_private_states_have():
   }
   assert {"count", "mu", "hyperparams"} <= fields
   states = (state.NoiseState, correlated.CorrelatedNoiseState, transforms.AccumulateState)
-  states += (transforms.ScaledState, toeplitz.BandState, strategies.TreeState)
+  states += (
+    transforms.ScaledState,
+    transforms.ScalingState,
+    toeplitz.BandState,
+    strategies.TreeState,
+  )
   shared = fields & {name for held in states for name in held._fields}
-  # A key that is exchanged is seen by its checksum; a scale multiplies what was released.
+  # A key or a scale that is exchanged is seen by the checksum.
   assert shared <= {"key", "scale"}
 
 

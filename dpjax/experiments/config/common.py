@@ -25,8 +25,15 @@ Epsilon = Annotated[float | None, rules.POSITIVE]
 EpsilonBudget = Annotated[
   float | None, rules.POSITIVE, "refuse to start a run that would spend more"
 ]
+# A network whose parameters moved by more in a few steps has no finite outputs in float32.
+LearningRate = rules.within_range(1e-12, 1e6)
 NoiseMultiplier = Annotated[float | None, rules.NON_NEGATIVE]
 NumUpdates = Annotated[int, rules.between(1, rules.MOST_STEPS)]
+PoolIsPublic = Annotated[
+  bool,
+  "your word that no private record is in the pool, or decides what is in it; needed where the "
+  "pool is not of a published data set, and epsilon is a claim then",
+]
 # Of a release that no sampler precedes: its proof is under both.
 RecordRelation = Annotated[
   str, rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1]))

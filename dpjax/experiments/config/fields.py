@@ -41,6 +41,36 @@ _LISTED = 200
 _INT_BITS = 64
 
 
+# Fields of configs with sections -> the same of a config without any.
+_FLAT = {"data.name": "dataset"}
+
+
+@contextlib.contextmanager
+def own_names(config: Any) -> Iterator[None]:
+  """Makes errors that name a field of another type of config name the field of this one.
+
+  What all kinds of run share knows `privacy.epsilon_budget`, and some configs have no sections.
+
+  >>> from dpjax.experiments.kinds.pate.config import PateConfig
+  >>> with own_names(PateConfig(epsilon_budget=0.1)):
+  ...   raise UserError("is too low", field="privacy.epsilon_budget")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: epsilon_budget: is too low
+  """
+  try:
+    yield
+  except UserError as error:
+    paths = (
+      {leaf.path for leaf in leaves(config)} if dataclasses.is_dataclass(config) else ()
+    )
+    last = error.field.rpartition(".")[2]
+    flat = _FLAT.get(error.field, last)
+    if "." not in error.field or error.field in paths or flat not in paths:
+      raise
+    raise error.of(field=flat) from error
+
+
 class WithChoices:
   """Base of a config with choices. It replaces a name by its value. Anything unknown is
   kept, so that `check` can refuse it by its dotted name."""

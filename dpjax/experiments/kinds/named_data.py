@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from dpjax import data
+from dpjax.data import registry
 from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.run import config_names, run_keys
-from dpjax.validate import UserError
+from dpjax.validate import NO_VALUE, UserError
 
 
 def digest(kind: str, config: Any) -> bytes:
@@ -21,9 +25,53 @@ def digest(kind: str, config: Any) -> bytes:
   return run_keys.config_digest(kind, fields)
 
 
+def unread(config: Any) -> Unused:
+  """Returns `data_dir` for data that lie nowhere in it."""
+  lies_there = registry.lies_in_folder(config.dataset)
+  return needs(lies_there, "data that lie in a folder", "data_dir")
+
+
 def load(config: Any) -> tuple[Any, Any]:
-  """Returns (private data, public data) of `config.dataset`."""
-  return data.load(config.dataset, data_dir=config.data_dir)
+  """Returns (private data, public data) of `config.dataset`.
+
+  Raises:
+    UserError: it names the config's own fields, of which there are two about data.
+  """
+  with errors_of_dataset(config):
+    return data.load(config.dataset, data_dir=config.data_dir)
+
+
+# Arguments of the library that no field of such a config sets -> where the data declare them.
+_DECLARED_BY_DATA = {
+  "num_classes": "must declare num_classes, an integer in the file, since counting private labels "
+  "would let one record decide the shape of the model",
+  "num_examples": "must declare its number of examples: a round number near it, num_examples in "
+  "the .npz file or the declaration, or nominal_size of a Dataset",
+}
+
+
+@contextlib.contextmanager
+def errors_of_dataset(config: Any) -> Iterator[None]:
+  """Makes errors about arguments that describe the data name `config.dataset`."""
+  try:
+    yield
+  except UserError as error:
+    text = str(error)
+    is_undeclared = error.field in _DECLARED_BY_DATA and error.value in (None, NO_VALUE)
+    if error.field in ("name", "data.name") and "--config.data." not in text:
+      raise error.of(field="dataset", value=config.dataset) from error
+    if is_undeclared:
+      must = _DECLARED_BY_DATA[error.field]
+    elif "--config.data.num_classes" in text:
+      must = _DECLARED_BY_DATA["num_classes"]
+    elif text.startswith("name="):
+      # A file is named in the text itself.
+      must = text.partition(": ")[2]
+    elif text.startswith("declaration"):
+      must = f"its {text}"
+    else:
+      raise
+    raise UserError(must, field="dataset", value=config.dataset) from error
 
 
 def check_images(config: Any, train: Any, task: str) -> None:

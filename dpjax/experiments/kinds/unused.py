@@ -9,13 +9,12 @@ changes nothing there and is not refused here fails.
 from __future__ import annotations
 
 import dataclasses
-import os
-import pathlib
 from typing import Any
 
 from dpjax import data as data_lib
 from dpjax import models, sampling
-from dpjax.data.published import PUBLISHED, is_embedded
+from dpjax.data import registry
+from dpjax.data.published import PUBLISHED
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
@@ -93,16 +92,14 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
 
   A folder that LEAF wrote may hold text. Another folder holds the arrays of an .npz.
   """
-  path = pathlib.Path(os.path.expanduser(data.name))
   declared = data_lib.takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared
   is_user_code = is_path(data.name)
-  embedded = is_embedded(data.name) or is_user_code or path.is_absolute()
   # Images, or text with fixed windows and line lengths.
   published = data.name.partition(":")[0] in PUBLISHED
   text = not published and not is_file and not is_user_code
   return (
-    needs(not embedded, "data that lie in a folder", "data.data_dir")
+    needs(registry.lies_in_folder(data.name), "data that lie in a folder", "data.data_dir")
     | needs(text, "a text of tensorflow-datasets", "data.max_length")
     | needs(declared, _DECLARED, "data.declaration")
   )

@@ -122,6 +122,7 @@ _LATER: dict[str, Any] = {
   },
   "trainable": {"name": "all"},
   "scaling": {"name": "none"},
+  "pool_is_public": False,
   "safetensors": False,
   "pretrained": None,
   "client_state": "memory",

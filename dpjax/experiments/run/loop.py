@@ -135,8 +135,12 @@ def run(
     Interrupted: SIGINT, SIGTERM or SIGHUP arrived, in any of the processes; the state is saved.
     PeerLost: another process of this run is gone.
   """
-  folder = pathlib.Path(workdir)
-  _check_processes(job_lib.checked(job))
+  with fields.own_names(job_lib.checked(job).config):
+    return _run(job, pathlib.Path(workdir), on_save)
+
+
+def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Result:
+  _check_processes(job)
   meta = processes.on_first(lambda: owner.known(folder, job.config))
   # Before any draw: for a finished run nothing more is done.
   done = processes.on_first(lambda: _finished(job, folder, meta))

@@ -19,7 +19,7 @@ from flax import linen as nn
 from dpjax import data as data_lib
 from dpjax import training
 from dpjax.accounting.text import paragraph
-from dpjax.experiments.kinds import bounds, named_data
+from dpjax.experiments.kinds import bounds, named_data, public_pool
 from dpjax.experiments.kinds.distillation.config import DistillationConfig, check
 from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
@@ -79,7 +79,15 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
     train, public = loaded or load_data(config)
     named_data.check_images(config, train, "distillation")
     named_data.check_pool(config, public)
+    if config.method == "public":
+      public_pool.check(config, train, public)
     return train, public
+
+  def read_digest() -> bytes:
+    if config.method == "joint":
+      # Its student reads no pool.
+      return data_lib.digest(read()[0])
+    return public_pool.digest(config, *read())
 
   def start(random: RunKeys) -> Schedule:
     train, public = read()
@@ -90,7 +98,7 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
     digest=digest(config),
     seed=config.seed,
     data_name=config.dataset,
-    data=lambda: data_lib.digest(read()[0]),
+    data=read_digest,
     start=start,
   )
 
@@ -114,14 +122,15 @@ class _Run:
     self.random = random
     self.teacher = _Network(config.teacher_hidden, train.num_classes)
     self.student = _Network(config.student_hidden, train.num_classes)
-    self.plan = Plan.for_data(
-      train,
-      batch_size=config.batch_size,
-      epochs=config.epochs,
-      epsilon=config.epsilon,
-      delta=config.delta,
-      l2_clip_norm=config.l2_clip_norm,
-    )
+    with named_data.errors_of_dataset(config):
+      self.plan = Plan.for_data(
+        train,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        epsilon=config.epsilon,
+        delta=config.delta,
+        l2_clip_norm=config.l2_clip_norm,
+      )
     make = self._public if config.method == "public" else self._joint
     self.init, self.step = make()
 
@@ -240,6 +249,12 @@ class _Run:
     # `Plan.for_data` has refused a number that is a secret and that nobody declared.
     assert self.stated_size is not None
     note = _NOTES[config.method].format(pool=config.num_pool)
+    promised = guarantee.noted(
+      guarantee.of_plan(plan, self.stated_size, budget=config.epsilon_budget),
+      paragraph(note),
+    )
+    if config.method == "public":
+      promised = public_pool.noted(promised, config, self.public)
     return Phase(
       num_steps=plan.num_steps,
       init=self.first,
@@ -247,10 +262,7 @@ class _Run:
       draws=self.draws,
       released=self.networks,
       evaluate=self.scores,
-      guarantee=guarantee.noted(
-        guarantee.of_plan(plan, self.stated_size, budget=config.epsilon_budget),
-        paragraph(note),
-      ),
+      guarantee=promised,
       row_at=lambda step: every(config.eval_every, step, plan.num_steps),
       steps_are="steps of the teacher",
       planned=lambda: {

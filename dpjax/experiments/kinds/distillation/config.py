@@ -8,13 +8,15 @@ from typing import Annotated
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.unread import Unused, needs
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, named_data
 
 METHODS = {
   "public": "the student learns the teacher's answers on public images; it costs nothing",
   "joint": "both learn from private records, under one clip and one noise",
 }
 _WIDTH = rules.between(1, 10**4)
+# Of softer answers float32 loses the differences, and of harder ones the student's gradients.
+_TEMPERATURE = rules.within_range(1e-4, 1e4)
 
 
 @dataclasses.dataclass
@@ -29,10 +31,11 @@ class DistillationConfig:
   dataset: Annotated[str, "digits | mnist | any images of dpjax.data.load"] = "digits"
   data_dir: common.DataDir = None
   num_pool: Annotated[int, common.COUNT, "public images without labels; of public"] = 200
+  pool_is_public: common.PoolIsPublic = False
   teacher_hidden: Annotated[int, _WIDTH, "width of the teacher"] = 64
   student_hidden: Annotated[int, _WIDTH, "width of the student"] = 16
   temperature: Annotated[
-    float, rules.POSITIVE, "of the teacher's answers; more is softer"
+    float, _TEMPERATURE, "of the teacher's answers; more is softer"
   ] = 1.0
   batch_size: Annotated[int, common.COUNT, "expected records of a step"] = 256
   epochs: Annotated[
@@ -44,9 +47,9 @@ class DistillationConfig:
   epsilon: Annotated[float, rules.POSITIVE, "of both networks together"] = 3.0
   delta: Annotated[common.Delta, "of the same"] = 1e-5
   epsilon_budget: common.EpsilonBudget = None
-  teacher_rate: Annotated[float, rules.POSITIVE, "learning rate of its SGD"] = 0.5
+  teacher_rate: Annotated[float, common.LearningRate, "learning rate of its SGD"] = 0.5
   student_rate: Annotated[
-    float, rules.POSITIVE, "learning rate: of Adam for public, of SGD for joint"
+    float, common.LearningRate, "learning rate: of Adam for public, of SGD for joint"
   ] = 2e-3
   student_updates: Annotated[
     int, rules.between(1, 1000), "of the student in a step of the teacher; of public"
@@ -62,10 +65,12 @@ def unread(config: DistillationConfig) -> Unused:
   """Returns the fields that a run does not read, each with the condition that it needs.
 
   >>> sorted(unread(DistillationConfig(method="joint")))
-  ['student_batch', 'student_updates']
+  ['data_dir', 'pool_is_public', 'student_batch', 'student_updates']
   """
   public = config.method == "public"
-  return needs(public, "method='public'", "student_updates", "student_batch")
+  return needs(
+    public, "method='public'", "student_updates", "student_batch", "pool_is_public"
+  ) | named_data.unread(config)
 
 
 @bounds.names_fields

@@ -17,7 +17,7 @@ import numpy as np
 
 from dpjax import data as data_lib
 from dpjax.accounting import Ledger
-from dpjax.experiments.kinds import bounds, named_data
+from dpjax.experiments.kinds import bounds, named_data, public_pool
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
@@ -75,6 +75,7 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   def read() -> _Sides:
     sides = _Sides(*(loaded or load_data(config)))
     named_data.check_pool(config, sides.public)
+    public_pool.check(config, sides.private, sides.public)
     return sides
 
   def start(random: RunKeys) -> Schedule:
@@ -84,7 +85,9 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
       sides.private.nominal_size,
       relation=config.neighboring_relation,
     )
-    guarantee = vote_costs.promised(config, num_records)
+    guarantee = public_pool.noted(
+      vote_costs.promised(config, num_records), config, sides.public
+    )
     # Here, so that a run that may not begin claims no folder.
     guarantee.check_budget(Ledger())
 
@@ -104,7 +107,7 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     digest=digest(config),
     seed=config.seed,
     data_name=config.dataset,
-    data=lambda: data_lib.digest(read().private),
+    data=lambda: public_pool.digest(config, *read()),
     start=start,
     release=config.release,
   )

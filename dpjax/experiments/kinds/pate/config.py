@@ -8,7 +8,7 @@ from typing import Annotated
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.unread import Unused, needs
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, named_data
 from dpjax.mechanisms.teacher_votes import ConfidentGNMax, GNMax, std_for
 from dpjax.validate import UserError
 
@@ -36,8 +36,11 @@ class PateConfig:
   teacher_capacity: Annotated[
     int, common.COUNT, "public: most records of a part; others are left out"
   ] = 60
-  teacher_penalty: Annotated[float, rules.POSITIVE, "of ridge regression"] = 0.01
+  teacher_penalty: Annotated[
+    float, rules.POSITIVE, rules.IN_FLOAT32, "of ridge regression"
+  ] = 0.01
   num_pool: Annotated[int, rules.at_least(2), "public examples without labels"] = 200
+  pool_is_public: common.PoolIsPublic = False
   num_queries: Annotated[
     int, rules.between(1, rules.MOST_STEPS), "examples of the pool that are asked about"
   ] = 40
@@ -50,13 +53,22 @@ class PateConfig:
     int, common.COUNT, "all are accounted, used or not; of confident_gnmax"
   ] = 30
   threshold: Annotated[
-    float, rules.NON_NEGATIVE, "votes that an answer needs; of confident_gnmax"
+    float,
+    rules.NON_NEGATIVE,
+    rules.IN_FLOAT32,
+    "votes that an answer needs; of confident_gnmax",
   ] = 25.0
   check_std: Annotated[
-    float, rules.POSITIVE, "noise of a check, in votes; of confident_gnmax"
+    float,
+    rules.POSITIVE,
+    rules.IN_FLOAT32,
+    "noise of a check, in votes; of confident_gnmax",
   ] = 10.0
   std: Annotated[
-    float | None, rules.POSITIVE, "noise of a label, in votes; none: what epsilon allows"
+    float | None,
+    rules.POSITIVE,
+    rules.IN_FLOAT32,
+    "noise of a label, in votes; none: what epsilon allows",
   ] = None
   epsilon: Annotated[float, rules.POSITIVE, "of all labels together"] = 8.0
   delta: Annotated[common.Delta, "of the same"] = 1e-5
@@ -69,7 +81,9 @@ class PateConfig:
   num_student_components: Annotated[int, common.COUNT, "of the student's inputs"] = 50
   num_neighbors: Annotated[int, common.COUNT, "of an example in the public graph"] = 5
   reach: Annotated[float, rules.OPEN_UNIT, "how far labels spread"] = 0.985
-  student_penalty: Annotated[float, rules.POSITIVE, "of ridge regression"] = 0.03
+  student_penalty: Annotated[
+    float, rules.POSITIVE, rules.IN_FLOAT32, "of ridge regression"
+  ] = 0.03
   data_dependent: Annotated[
     bool, "also compute what these very votes cost: private, not for release"
   ] = False
@@ -127,6 +141,7 @@ def unread(config: PateConfig) -> Unused:
     | needs(config.features == "scattering", "features='scattering'", "num_groups")
     | needs(config.publish_cost, "publish_cost", "cost_order", "cost_beta", "cost_noise")
     | needs(config.std is None, "std=None, which is solved for", "epsilon")
+    | named_data.unread(config)
   )
 
 

@@ -9,7 +9,7 @@ from dpjax.experiments.config import common, rules
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.config.unread import Unused, needs
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, named_data
 from dpjax.mechanisms.additive import analytic_noise_multiplier
 from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.sampling import PoissonSampler
@@ -35,7 +35,9 @@ class WassersteinGan:
     int, rules.between(1, rules.MOST_EPOCHS), "expected steps of each record"
   ] = 20
   l2_clip_norm: Annotated[common.ClipNorm, "of one record's gradient"] = 1.0
-  penalty: Annotated[float, rules.POSITIVE, "weight of the gradient penalty"] = 1.0
+  penalty: Annotated[
+    float, rules.POSITIVE, rules.IN_FLOAT32, "weight of the gradient penalty"
+  ] = 1.0
   critic_steps: Annotated[
     int, common.COUNT, "of the critic before each step of the generator"
   ] = 1
@@ -61,7 +63,9 @@ class SynthesisConfig(WithChoices):
   num_frequencies: Annotated[
     int, rules.between(0, 10**5), "random frequencies of a Gaussian kernel; 0: none"
   ] = 100
-  length_scale: Annotated[float, rules.POSITIVE, "of that kernel, in pixels' units"] = 3.0
+  length_scale: Annotated[
+    float, rules.POSITIVE, rules.IN_FLOAT32, "of that kernel, in pixels' units"
+  ] = 3.0
   side: Annotated[
     int,
     rules.between(0, 32),
@@ -88,7 +92,7 @@ class SynthesisConfig(WithChoices):
   per_class: Annotated[
     int, rules.between(2, 10**5), "generated images of a class in an update"
   ] = 50
-  learning_rate: Annotated[float, rules.POSITIVE, "of Adam, first"] = 2e-3
+  learning_rate: Annotated[float, common.LearningRate, "of Adam, first"] = 2e-3
   num_latents: Annotated[int, rules.between(1, 10**4), "random numbers of an image"] = 32
   hidden: Annotated[int, rules.between(1, 10**4), "width of the generator"] = 256
   num_samples: Annotated[
@@ -125,17 +129,19 @@ def unread(config: SynthesisConfig) -> Unused:
   """Returns the fields that a run does not read, each with the condition that it needs.
 
   >>> sorted(unread(SynthesisConfig(side=0)))
-  ['moments_share']
+  ['data_dir', 'moments_share']
   """
   if isinstance(config.method, WassersteinGan):
     features = ("num_frequencies", "length_scale", "side", "moments_share", "count_share")
-    return needs(False, "method='kernel_mean'", *features, "noise_multiplier", "num_steps")
+    released = (*features, "noise_multiplier", "num_steps")
+    return needs(False, "method='kernel_mean'", *released) | named_data.unread(config)
   solved = config.noise_multiplier is None
   both = config.num_frequencies > 0 and config.side > 0
   return (
     needs(solved, "noise_multiplier=None, which is solved for", "epsilon")
     | needs(config.num_frequencies > 0, "num_frequencies > 0", "length_scale")
     | needs(both, "num_frequencies > 0 and side > 0", "moments_share")
+    | named_data.unread(config)
   )
 
 

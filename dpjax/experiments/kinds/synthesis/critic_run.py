@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from dpjax import training
 from dpjax.accounting.text import paragraph
+from dpjax.experiments.kinds import named_data
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
 from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
 from dpjax.experiments.run import guarantee
@@ -65,15 +66,16 @@ class CriticRun(SampledRun):
     method = config.method
     assert isinstance(method, WassersteinGan)
     super().__init__(config, train, test, random)
-    self.plan = Plan.for_data(
-      train,
-      batch_size=method.batch_size,
-      epochs=method.epochs,
-      epsilon=config.epsilon,
-      delta=config.delta,
-      l2_clip_norm=method.l2_clip_norm,
-      neighboring_relation=config.neighboring_relation,
-    )
+    with named_data.errors_of_dataset(config):
+      self.plan = Plan.for_data(
+        train,
+        batch_size=method.batch_size,
+        epochs=method.epochs,
+        epsilon=config.epsilon,
+        delta=config.delta,
+        l2_clip_norm=method.l2_clip_norm,
+        neighboring_relation=config.neighboring_relation,
+      )
     if self.plan.num_steps < method.critic_steps:
       raise UserError(
         f"must be <= the {self.plan.num_steps} steps of the critic, or no generator learns",

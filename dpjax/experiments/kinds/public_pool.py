@@ -1,0 +1,96 @@
+"""Pools of public examples that a student reads beside what is private.
+
+Nothing that is computed from a pool is accounted. So no record that epsilon protects may be in it,
+or decide what is in it.
+
+| the pool                                           | what a run does with it            |
+| -------------------------------------------------- | ---------------------------------- |
+| of the test set of a published data set            | takes it; the epsilon is proved    |
+| of other data, which may hold anybody's records    | refuses it                         |
+| one of whose rows is a private record's            | refuses it                         |
+| any, with `pool_is_public=true`: the holder's word | takes it; the epsilon is a claim   |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dpjax import data
+from dpjax.accounting.text import paragraph
+from dpjax.data import published
+from dpjax.data.rows import Rows
+from dpjax.experiments.run import guarantee, run_keys
+from dpjax.validate import UserError
+
+_ASSUMED = "the pool is public: no record of this run is in it, or decides what is in it"
+
+
+def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
+  """Raises UserError for a pool that nothing shows to be public.
+
+  The answer depends on the private records, as every check of data does: it is for the one who
+  holds them.
+
+  Args:
+    config: has `dataset`, `num_pool` and `pool_is_public`.
+    public: its first `num_pool` rows are the pool.
+  """
+  if config.pool_is_public:
+    return
+  if not published.is_published_test(public):
+    raise UserError(
+      f"the pool is of the test set of dataset={config.dataset!r}, and nothing says that this is "
+      "public; set it to true only if no private record is in the pool or decides what is in it: "
+      "epsilon is a claim then",
+      field="pool_is_public",
+      value=False,
+    )
+  pool = {row for row in _rows(public.x[: config.num_pool])}
+  present = private.without_empty_records()
+  if any(row in pool for row in _rows(present.x)):
+    raise UserError(
+      f"the pool of dataset={config.dataset!r} holds a private record, which the student would "
+      "read without noise; take it out, or set this to true if that record is public",
+      field="pool_is_public",
+      value=False,
+    )
+
+
+def _rows(x: Any) -> Iterator[bytes]:
+  """Yields the bytes of every row."""
+  for chunk in x.chunks() if isinstance(x, Rows) else [np.asarray(x)]:
+    # Minus zero and zero are one number.
+    for row in chunk + chunk.dtype.type(0):
+      yield row.tobytes()
+
+
+def digest(config: Any, private: data.Dataset, public: data.Dataset) -> bytes:
+  """Returns the digest of all data that a run reads: the private records and the pool.
+
+  Keys follow it. Two runs with other pools get answers about other rows: with the same noise, the
+  difference of both would be that of exact counts.
+  """
+  pool = public.subset(np.arange(config.num_pool))
+  return run_keys.joined(data.digest(private), data.digest(pool))
+
+
+def noted(
+  promised: guarantee.Guarantee, config: Any, public: data.Dataset
+) -> guarantee.Guarantee:
+  """Returns the same guarantee, which says why the pool is taken as public."""
+  pool = f"The pool is the first {config.num_pool} examples of the test set"
+  if not config.pool_is_public:
+    note = (
+      f"{pool} of {public.name}, a published data set. None of them equals a private record; "
+      "that was checked."
+    )
+    return guarantee.noted(promised, paragraph(note))
+  note = (
+    f"{pool} of dataset={config.dataset!r}. That it is public is the word of whoever set "
+    "pool_is_public=true: it is assumed, not checked. Nothing is promised to a record that is in "
+    "the pool, or that decides what is in it."
+  )
+  return guarantee.noted(promised, paragraph(note), _ASSUMED)

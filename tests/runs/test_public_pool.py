@@ -1,0 +1,172 @@
+"""A pool that may hold private records is refused, or the epsilon says whose word it rests on."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpjax import data
+from dpjax.data import from_arrays
+from dpjax.experiments.kinds import named_data, public_pool
+from dpjax.experiments.kinds.distillation import build as distillation
+from dpjax.experiments.kinds.distillation.config import DistillationConfig
+from dpjax.experiments.kinds.pate import build as pate
+from dpjax.experiments.kinds.pate.config import PateConfig
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
+from dpjax.experiments.run import loop, run_keys
+from dpjax.validate import UserError
+from tests.runs.stops import stop_after
+
+_SMALL = {
+  DistillationConfig: {
+    "num_pool": 40, "teacher_hidden": 4, "student_hidden": 4, "batch_size": 100, "epochs": 1,
+  },
+  PateConfig: {
+    "num_pool": 40, "num_queries": 8, "num_teachers": 4, "num_components": 6,
+    "num_student_components": 6, "eval_every": 8,
+  },
+}  # fmt: skip
+_BUILD = {DistillationConfig: distillation, PateConfig: pate}
+_KINDS = pytest.mark.parametrize("kind", list(_SMALL))
+
+
+def _config(kind, **changes):
+  return kind(**(_SMALL[kind] | changes))
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory):
+  """A folder of images that a hash of their names splits; some are one image twice."""
+  folder = tmp_path_factory.mktemp("data") / "scans"
+  rng = np.random.default_rng(0)
+  for label in ("a", "b"):
+    (folder / label).mkdir(parents=True)
+    for number in range(120):
+      pixels = rng.integers(0, 256, (4, 4), np.uint8)
+      for copy in range(2):
+        Image.fromarray(pixels).save(folder / label / f"{number}_{copy}.png")
+  (folder / "declaration.toml").write_text(
+    'classes = ["a", "b"]\nheight = 4\nwidth = 4\nchannels = 1\nnum_examples = 300\n'
+    "split = {test_share = 0.4, salt = 1}\n"
+  )
+  return f"{folder}/"
+
+
+@_KINDS
+def test_a_split_of_somebodys_folder_is_no_public_pool(kind, scans, tmp_path):
+  config = _config(kind, dataset=scans)
+  with pytest.raises(UserError, match="^pool_is_public=False: the pool is of") as caught:
+    loop.train(config, tmp_path / "refused")
+  assert "\n" not in str(caught.value) and not (tmp_path / "refused").exists()
+  taken = dataclasses.replace(config, pool_is_public=True)
+  result = loop.train(taken, tmp_path / "taken")
+  assert result["epsilon_kind"] == "claimed"
+  assert result["failed_assumptions"] == [public_pool._ASSUMED]
+  words = " ".join(result["privacy_statement"].split())
+  assert "it is assumed, not checked" in words
+
+
+@_KINDS
+def test_the_test_set_of_a_published_data_set_is_a_public_pool(kind, tmp_path):
+  result = loop.train(_config(kind), tmp_path / "run")
+  assert result["epsilon_kind"] == "proved"
+  words = " ".join(result["privacy_statement"].split())
+  assert "40 examples of the test set of digits, a published data set" in words
+
+
+@_KINDS
+def test_a_pool_with_one_private_record_is_refused(kind, tmp_path):
+  train, test = data.load("digits")
+  config = _config(kind)
+  # The same data set named twice; and one private record that is in the pool, among many.
+  shared = train.replaced(np.array([700]), test.subset(np.array([39])))
+  for private in (test.declared(360), shared):
+    with pytest.raises(UserError, match="digits' holds a private record") as caught:
+      loop.train(config, tmp_path / "refused", data=(private, test))
+    assert "\n" not in str(caught.value) and not (tmp_path / "refused").exists()
+  # A private record among those that only score the student is in no pool.
+  beside = train.replaced(np.array([700]), test.subset(np.array([40])))
+  public_pool.check(config, beside, test)
+  # An empty record keeps its place and holds nothing.
+  present = np.arange(len(shared)) != 700
+  public_pool.check(config, dataclasses.replace(shared, present=present), test)
+  # Whose test set it is can no longer be seen in a part of it, or in arrays.
+  for public in (test.subset(slice(0, 200)), from_arrays(test.x, test.y, num_classes=10)):
+    with pytest.raises(UserError, match="nothing says that this is public"):
+      public_pool.check(config, train, public)
+
+
+def test_minus_zero_and_zero_are_one_pixel():
+  train, test = data.load("digits")
+  held = np.where(test.x[:1] == 0, np.float32(-0.0), test.x[:1])
+  copy = from_arrays(held, test.y[:1], num_classes=10)
+  assert copy.x.tobytes() != test.x[:1].tobytes()
+  with pytest.raises(UserError, match="holds a private record"):
+    public_pool.check(_config(PateConfig), train.replaced(np.array([3]), copy), test)
+
+
+def test_a_joint_student_reads_no_pool(scans, tmp_path):
+  config = _config(DistillationConfig, method="joint", dataset=scans, student_rate=0.1)
+  assert loop.train(config, tmp_path / "run")["epsilon_kind"] == "proved"
+  public = named_data.load(config)[1]
+  train = named_data.load(config)[0]
+  job = distillation.build(config, (train, public))
+  assert job.data() == data.digest(train)
+
+
+@_KINDS
+def test_two_pools_have_two_noises(kind):
+  """The queries of both are about other rows; with one noise their difference is exact."""
+  train, test = data.load("digits")
+  config = _config(kind, pool_is_public=True)
+  other = test.replaced(np.array([5]), test.subset(np.array([200])))
+  jobs = [_BUILD[kind].build(config, (train, public)) for public in (test, other, test)]
+  noises = [run_keys.derived(0, job.digest, job.data()).noise for job in jobs]
+  assert noises[0] == noises[2] != noises[1]
+  # Rows that only score the student change nothing that is trained.
+  scored = test.replaced(np.array([200]), test.subset(np.array([5])))
+  assert _BUILD[kind].build(config, (train, scored)).data() == jobs[0].data()
+
+
+@_KINDS
+def test_a_run_goes_on_with_its_own_pool_alone(kind, tmp_path, monkeypatch):
+  train, test = data.load("digits")
+  config = _config(kind, pool_is_public=True)
+  subfolder = {"subfolder": "queries"} if kind is PateConfig else {}
+  stop_after(monkeypatch, 3, **subfolder)
+  with pytest.raises(loop.Interrupted):
+    loop.train(config, tmp_path / "run", data=(train, test))
+  other = test.replaced(np.array([5]), test.subset(np.array([200])))
+  with pytest.raises(UserError, match="^dataset='digits': are not the data") as caught:
+    loop.train(config, tmp_path / "run", data=(train, other))
+  assert "\n" not in str(caught.value)
+
+
+def _npz(path, **changes):
+  rng = np.random.default_rng(0)
+  x = rng.random((300, 4, 4, 1)).astype(np.float32)
+  y = rng.integers(0, 2, 300)
+  np.savez(path, x_train=x, y_train=y, x_test=x[:90], y_test=y[:90], **changes)
+  return str(path)
+
+
+@pytest.mark.parametrize("kind", [DistillationConfig, PateConfig, SynthesisConfig])
+def test_errors_of_the_data_name_this_configs_fields(kind, tmp_path):
+  (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+  cases = {
+    _npz(tmp_path / "unnumbered.npz"): "must declare num_classes, an integer in the file",
+    str(tmp_path / "none.npz"): "there is no such file",
+    str(tmp_path / "a.csv"): "its declaration.*there is no such file",
+    "no_such_data": "unknown data set",
+    "no_such:module": "there is no module",
+  }
+  for name, match in cases.items():
+    with pytest.raises(UserError, match=f"^dataset='.*': {match}") as caught:
+      loop.train(kind(**_SMALL.get(kind, {}), dataset=name), tmp_path / "run")
+    text = str(caught.value)
+    assert "\n" not in text and "data.name" not in text and "config.data." not in text
+  with pytest.raises(UserError, match="^data_dir='/x': would be ignored, it needs data"):
+    loop.train(kind(**_SMALL.get(kind, {}), data_dir="/x"), tmp_path / "run")
+  with pytest.raises(UserError, match="^epsilon_budget=0.1: the budget at delta"):
+    loop.train(kind(**_SMALL.get(kind, {}), epsilon_budget=0.1), tmp_path / "run")
