@@ -252,7 +252,7 @@ def _scaled(tx: Callable, base: Callable) -> list[Game]:
   make = lambda key: tx(base(**_NUMBERS, key=key), b2=0.5)
   added = {"a record added": _AWAY, "1e30 added": (1e30, 0.0), "NaN added": (math.nan, 1.0)}
   name = "scale_then_privatize"
-  released = lambda state: state.nu
+  released = lambda state: state.mean_squares
   return [*_each(name, make, added, released=released), _leaving(name, make)]
 
 
