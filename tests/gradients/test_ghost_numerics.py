@@ -176,6 +176,17 @@ def test_rows_are_multiplied_in_parts_where_a_batch_has_many(in_steps, monkeypat
   _close(slow.total, fast.total, 1e-4)
 
 
+def test_rows_in_single_precision_are_summed_in_parts_beside_doubles(monkeypatch):
+  """The limit on an example's rows counts on these parts. Its factor is a double here."""
+  monkeypatch.setattr(unit_rules, "_ROWS_OF_SUM", 64)
+  with jax.enable_x64(True):
+    params = {"w": _normal(96, 96), "v": jnp.ones(3)}
+    assert params["w"].dtype == jnp.float32 and params["v"].dtype == jnp.float64
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"])) + jnp.sum(p["v"]) * x[0, 0]
+    grad_fn = gradients.clipped_grad(loss, l2_clip_norm=0.5, method="ghost")
+    assert "length=3" in str(jax.make_jaxpr(grad_fn)(params, _normal(12, 16, 96), True))
+
+
 def _poisoned_loss(params, example):
   x, poison = example
   hidden = jnp.tanh(x @ params["w"] + params["b"][None]) @ params["w"].T

@@ -230,20 +230,18 @@ class _Sums(NamedTuple):
     Each group counts by its share of the bound, or of the groups where noise is split over them.
     """
     bounds = clip.group_bounds()
-    positive = sum(bound > 0 for bound in bounds)
-    groups = jax.tree.unflatten(jax.tree.structure(clip.norms), range(len(bounds)))
-    group_of = _spread(groups, params)  # of each leaf
+    groups = sum(bound > 0 for bound in bounds)
+    bound_of = _spread(clip.norms, params)  # of each leaf
     square = jnp.zeros(self.recorded.losses.shape, jnp.float32)
     for unit, known in zip(self.units, self.first):
       leaf = unit.leaves[0]
-      bound = bounds[group_of[leaf]]
+      bound = float(bound_of[leaf])
       far = unit_rules.stray(unit, known, self.factors[leaf], bound) if bound else None
       if far is not None:
-        share = max((bound / math.hypot(*bounds)) ** 2, 1 / positive)
+        share = max((bound / math.hypot(*bounds)) ** 2, 1 / groups)
         square = square + share * jnp.square(far)
-    # Written so that NaN, of a reach beyond the floats, counts. A dropped example does not.
-    kept = functools.reduce(jnp.logical_or, [factor != 0 for factor in self.factors])
-    return kept & ~(square <= 1)
+    # Written so that a reach beyond the floats counts.
+    return ~(square <= 1)
 
   def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:
     """Groups units that read one array of cotangents, such as a matrix and its bias."""

@@ -698,9 +698,9 @@ def gram_length(
   # It is a square, so only rounding can make the sum of pairs negative.
   square = jnp.maximum(total, 0) + eps * size
   charge = eps + max(map(_growth, parts))
-  more = charge * jnp.sqrt(rows * lost)
-  length = lengths.from_square(square, lost, eps * sizes + grown, more)
-  reach = multiplied + jnp.sqrt(in_table) + jnp.sqrt(rows * lost)
+  missing = jnp.sqrt(rows * lost)
+  length = lengths.from_square(square, lost, eps * sizes + grown, charge * missing)
+  reach = multiplied + jnp.sqrt(in_table) + missing
   return RowLengths(length, extent, reach)
 
 
@@ -714,7 +714,7 @@ def _growth(part: RowFactors) -> float:
 
   Rows of a table are added, not multiplied, and added exactly.
   """
-  if not is_float(part.left):
+  if _in_table(part):
     return 0.0
   return precision.of_sums(trees.at_least_float32(part.right).dtype).growth
 

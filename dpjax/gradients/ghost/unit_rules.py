@@ -490,19 +490,21 @@ def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Arra
     return None
   count = factor.shape[0]
   rows = sum(
-    form.rows * count // _parts_of(form, first.reach, count) for form in unit.forms
+    form.rows * count // _parts_of(form, first.reach.dtype, count) for form in unit.forms
   )
   allowed = _STRAY / (max(rows, 1) * float(jnp.finfo(first.reach.dtype).eps) / 4)
-  return factor * first.reach / bound / max(allowed, _USUAL_REACH)
+  far = factor * first.reach / bound / max(allowed, _USUAL_REACH)
+  # A dropped example may have a reach beyond the floats.
+  return jnp.where(factor != 0, far, 0)
 
 
-def _parts_of(form: RowForm, dtyped: Any, count: int) -> int:
+def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
   """Returns in how many parts the rows of a batch are multiplied and summed.
 
   Convolutions stay out of loops, and each part of a table would be as large as the table. Rows in
   double precision need no parts.
   """
-  if not form.plain or jnp.finfo(dtyped.dtype).bits > 32:
+  if not form.plain or jnp.finfo(dtype).bits > 32:
     return 1
   wanted = max(1, -(-form.rows * count // _ROWS_OF_SUM))
   parts = [d for d in range(wanted, min(4 * wanted, count) + 1) if count % d == 0]
@@ -568,7 +570,8 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   transposed = functools.partial(_transpose_at, site, seen, call=call, finite=finite)
   count = factor.shape[0]
   form = row_forms.find(site)
-  parts = _parts_of(form, factor, count) if form is not None else 1
+  # Of the rows, as where the norm was taken: factors of a group may be in double precision.
+  parts = _parts_of(form, cotangents[0].dtype, count) if form is not None else 1
   # A branch that is rarely taken copies operands. A program's memory is that of its largest one.
   if finite is False and not site.loops:
     parts = max(d for d in range(1, max(parts, _PARTS) + 1) if count % d == 0)
