@@ -694,9 +694,9 @@ class Plan:
     >>> spent.steps, spent.epsilon == plan.epsilon(steps=1) < plan.epsilon()
     (1, True)
     """
-    from dpjax.transforms import beside_noise, of_plan
+    from dpjax.transforms import beside_noise
 
-    is_noise = lambda part: isinstance(part, of_plan.NOISE_STATES)
+    is_noise = lambda part: isinstance(part, beside_noise.NOISE_STATES)
     parts = jax.tree.leaves(beside_noise.opened(opt_state), is_leaf=is_noise)
     states = [part for part in parts if is_noise(part)]
     if len(states) != 1:
@@ -716,7 +716,7 @@ class Plan:
         ">= 0; of several models or devices give the state of one",
         field="opt_state",
       )
-    noise.check_accounted(of_plan.marked(states[0], self._mark), None)
+    noise.check_accounted(beside_noise.marked(states[0], self._mark), None)
     steps = int(count)
     if steps > self.num_steps:
       raise UserError(

@@ -25,8 +25,7 @@ import optax
 
 from dpjax import gradients, trees
 from dpjax.transforms import beside_noise
-from dpjax.transforms.beside_noise import NOISE_STATES as NOISE_STATES
-from dpjax.transforms.beside_noise import marked as marked
+from dpjax.transforms.beside_noise import marked
 from dpjax.types import ArrayTree, ClippedSum, PerExampleGrads
 from dpjax.validate import UserError
 

@@ -11,6 +11,7 @@ from dpjax.data import registry
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.run import config_names, run_keys
+from dpjax.plan import Plan
 from dpjax.validate import NO_VALUE, UserError
 
 
@@ -72,6 +73,16 @@ def errors_of_dataset(config: Any) -> Iterator[None]:
     else:
       raise
     raise UserError(must, field="dataset", value=config.dataset) from error
+
+
+def plan(config: Any, train: Any, **settings: Any) -> Plan:
+  """Returns the plan of `config.epsilon` and `config.delta`; errors name the config's fields.
+
+  Args:
+    settings: others of `Plan.for_data`.
+  """
+  with errors_of_dataset(config):
+    return Plan.for_data(train, epsilon=config.epsilon, delta=config.delta, **settings)
 
 
 def check_images(config: Any, train: Any, task: str) -> None:

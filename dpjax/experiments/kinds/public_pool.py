@@ -48,7 +48,7 @@ def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
       field="pool_is_public",
       value=False,
     )
-  pool = {row for row in _rows(public.x[: config.num_pool])}
+  pool = set(_rows(public.x[: config.num_pool]))
   present = private.without_empty_records()
   if any(row in pool for row in _rows(present.x)):
     raise UserError(

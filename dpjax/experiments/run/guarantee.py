@@ -320,10 +320,10 @@ def named(assumptions: Iterable[str]) -> str:
 def check_nothing_asked(*, budget: float | None, release: bool) -> None:
   """Raises for settings that a run without a guarantee would ignore."""
   if release or budget is not None:
-    field = "release" if release else "privacy.epsilon_budget"
-    value = True if release else budget
     raise UserError(
-      "needs an epsilon, and nothing is proved for this run", field=field, value=value
+      "needs an epsilon, and nothing is proved for this run",
+      field="release" if release else "privacy.epsilon_budget",
+      value=release or budget,
     )
 
 

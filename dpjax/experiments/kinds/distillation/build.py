@@ -24,7 +24,6 @@ from dpjax.experiments.kinds.distillation.config import DistillationConfig, chec
 from dpjax.experiments.run import guarantee, sizes
 from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.plan import Plan
 from dpjax.types import Array
 
 # Of the public key: those of first parameters never meet those of the student's updates.
@@ -122,15 +121,13 @@ class _Run:
     self.random = random
     self.teacher = _Network(config.teacher_hidden, train.num_classes)
     self.student = _Network(config.student_hidden, train.num_classes)
-    with named_data.errors_of_dataset(config):
-      self.plan = Plan.for_data(
-        train,
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        epsilon=config.epsilon,
-        delta=config.delta,
-        l2_clip_norm=config.l2_clip_norm,
-      )
+    self.plan = named_data.plan(
+      config,
+      train,
+      batch_size=config.batch_size,
+      epochs=config.epochs,
+      l2_clip_norm=config.l2_clip_norm,
+    )
     make = self._public if config.method == "public" else self._joint
     self.init, self.step = make()
 

@@ -20,7 +20,6 @@ from dpjax.experiments.kinds.synthesis.sampled_run import SampledRun, Samples
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.job import Phase, every
 from dpjax.experiments.run.run_keys import RunKeys
-from dpjax.plan import Plan
 from dpjax.types import Array
 from dpjax.validate import UserError
 
@@ -66,16 +65,14 @@ class CriticRun(SampledRun):
     method = config.method
     assert isinstance(method, WassersteinGan)
     super().__init__(config, train, test, random)
-    with named_data.errors_of_dataset(config):
-      self.plan = Plan.for_data(
-        train,
-        batch_size=method.batch_size,
-        epochs=method.epochs,
-        epsilon=config.epsilon,
-        delta=config.delta,
-        l2_clip_norm=method.l2_clip_norm,
-        neighboring_relation=config.neighboring_relation,
-      )
+    self.plan = named_data.plan(
+      config,
+      train,
+      batch_size=method.batch_size,
+      epochs=method.epochs,
+      l2_clip_norm=method.l2_clip_norm,
+      neighboring_relation=config.neighboring_relation,
+    )
     if self.plan.num_steps < method.critic_steps:
       raise UserError(
         f"must be <= the {self.plan.num_steps} steps of the critic, or no generator learns",
