@@ -696,9 +696,9 @@ class Plan:
     """
     from dpjax.transforms import beside_noise
 
-    is_noise = lambda part: isinstance(part, beside_noise.NOISE_STATES)
-    parts = jax.tree.leaves(beside_noise.opened(opt_state), is_leaf=is_noise)
-    states = [part for part in parts if is_noise(part)]
+    opened = beside_noise.opened(opt_state)
+    parts = jax.tree.leaves(opened, is_leaf=beside_noise.is_noise)
+    states = [part for part in parts if beside_noise.is_noise(part)]
     if len(states) != 1:
       raise UserError(
         f"must hold the state of one plan.transform, found {len(states)}; give "

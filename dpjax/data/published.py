@@ -9,8 +9,12 @@ takes the number that stands here, or that somebody declares (`Dataset.nominal_s
 from __future__ import annotations
 
 import importlib
+import os
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from dpjax import names
 
 
 class Published(NamedTuple):
@@ -78,6 +82,16 @@ def is_embedded(name: str) -> bool:
   """
   row = PUBLISHED.get(name)
   return row is not None and bool(row.loader) and not row.in_folder
+
+
+def lies_in_folder(name: str) -> bool:
+  """Returns whether `data_dir` says where data of this name lie.
+
+  >>> [lies_in_folder(name) for name in ("mnist", "mine.npz", "digits", "/a.npz", "mine:make")]
+  [True, True, False, False, False]
+  """
+  path = pathlib.Path(os.path.expanduser(name))
+  return not (is_embedded(name) or names.is_path(name) or path.is_absolute())
 
 
 # Attribute of a test set that was read as that of a row of `PUBLISHED`.

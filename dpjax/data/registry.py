@@ -148,16 +148,6 @@ def user_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Pat
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
 
 
-def lies_in_folder(name: str) -> bool:
-  """Returns whether `data_dir` says where data of this name lie.
-
-  >>> [lies_in_folder(name) for name in ("mnist", "mine.npz", "digits", "/a.npz", "mine:make")]
-  [True, True, False, False, False]
-  """
-  path = pathlib.Path(os.path.expanduser(name))
-  return not (is_embedded(name) or names.is_path(name) or path.is_absolute())
-
-
 def takes_declaration(name: str) -> bool:
   """Returns whether data of this name need a declaration of their public facts.
 

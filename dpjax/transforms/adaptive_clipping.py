@@ -36,7 +36,6 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import accounting, gradients, noise, trees, validate
-from dpjax.transforms import beside_noise
 from dpjax.transforms.clip_and_noise import checked_clip
 from dpjax.transforms.clip_scale import ScaledState, unscaled
 from dpjax.transforms.clipped import check_arguments, check_start, clipped_sum
@@ -240,6 +239,9 @@ def adaptive_clip_and_noise(
   >>> bool(state.scale == jnp.exp(0.2 * 0.5))  # all were clipped: up by half the rate
   True
   """
+  # Configs name this module's values, and need no state.
+  from dpjax.transforms import beside_noise
+
   is_clip = isinstance(l2_clip_norm, gradients.Clip)
   whole = l2_clip_norm if is_clip else gradients.Clip(l2_clip_norm, AdaptiveClipping())
   clip = checked_clip(whole, noise_multiplier, normalize_by, key)

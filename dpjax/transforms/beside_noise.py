@@ -27,11 +27,15 @@ from dpjax.noise import NoiseState
 from dpjax.noise.correlated import CorrelatedNoiseState
 from dpjax.types import ArrayTree
 
-NOISE_STATES = (NoiseState, CorrelatedNoiseState)
 # Odd numbers with well-mixed bits: multiplying by one is a bijection modulo 2^32.
 _ODD = 0x9E3779B1
 _FIRST = 0x85EBCA6B
 _SECOND = 0xC2B2AE35
+
+
+def is_noise(part: object) -> bool:
+  """Returns whether a part of a state is that of noise, with its checksum."""
+  return isinstance(part, (NoiseState, CorrelatedNoiseState))
 
 
 def marked(state: Any, mark: int | jax.Array) -> Any:
@@ -42,7 +46,6 @@ def marked(state: Any, mark: int | jax.Array) -> Any:
   >>> int(marked(marked(state, 7), 7).checksum) == int(state.checksum)
   True
   """
-  is_noise = lambda part: isinstance(part, NOISE_STATES)
 
   def turned(part: Any) -> Any:
     dtype = getattr(part.checksum, "dtype", None) if is_noise(part) else None

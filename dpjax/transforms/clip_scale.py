@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import gradients, trees, validate
-from dpjax.transforms import beside_noise
 from dpjax.transforms.clipped import check_updates
 from dpjax.types import ClippedSum, PerExampleGrads
 from dpjax.validate import UserError
@@ -106,6 +105,9 @@ def with_clip_schedule(
   >>> first, tx.update(g, state, mask=mask)[0]
   (Array([0.6, 0.8], dtype=float32), Array([0.3, 0.4], dtype=float32))
   """
+  # Configs name this module's values, and need no state.
+  from dpjax.transforms import beside_noise
+
   if not len(scales):
     raise UserError("must hold one factor for each step", field="clip_schedule", value=())
   validate.factors(clip_schedule=scales)

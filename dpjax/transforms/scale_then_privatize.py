@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import trees, validate
-from dpjax.transforms import beside_noise
 from dpjax.transforms.clipped import check_updates, is_placeholder
 from dpjax.types import ClippedSum, LossFn, Params, PerExampleGrads
 from dpjax.validate import UserError
@@ -148,6 +147,9 @@ def scale_then_privatize(
   >>> first, tx.update(grads, state, mask=mask)[0].round(4)
   (Array([3., 4.], dtype=float32), Array([3., 4.], dtype=float32))
   """
+  # Configs name this module's values, and need no state.
+  from dpjax.transforms import beside_noise
+
   # Made for its checks.
   CoordinateScaling(b2, floor)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpjax import data
-from dpjax.data import registry
+from dpjax.data import published
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.run import config_names, run_keys
@@ -28,7 +28,7 @@ def digest(kind: str, config: Any) -> bytes:
 
 def unread(config: Any) -> Unused:
   """Returns `data_dir` for data that lie nowhere in it."""
-  lies_there = registry.lies_in_folder(config.dataset)
+  lies_there = published.lies_in_folder(config.dataset)
   return needs(lies_there, "data that lie in a folder", "data_dir")
 
 

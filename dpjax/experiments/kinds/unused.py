@@ -13,8 +13,7 @@ from typing import Any
 
 from dpjax import data as data_lib
 from dpjax import models, sampling
-from dpjax.data import registry
-from dpjax.data.published import PUBLISHED
+from dpjax.data import published
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
@@ -96,10 +95,10 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   is_file = data.name.endswith(".npz") or declared
   is_user_code = is_path(data.name)
   # Images, or text with fixed windows and line lengths.
-  published = data.name.partition(":")[0] in PUBLISHED
-  text = not published and not is_file and not is_user_code
+  is_published = data.name.partition(":")[0] in published.PUBLISHED
+  text = not is_published and not is_file and not is_user_code
   return (
-    needs(registry.lies_in_folder(data.name), "data that lie in a folder", "data.data_dir")
+    needs(published.lies_in_folder(data.name), "data that lie in a folder", "data.data_dir")
     | needs(text, "a text of tensorflow-datasets", "data.max_length")
     | needs(declared, _DECLARED, "data.declaration")
   )
