@@ -92,7 +92,9 @@ _OF_ITS_BOUNDS = object()
 class ClippedSum(metaclass=sealed.Sealed):
   """The sum of clipped per-example gradients, with the bound it was clipped to.
 
-  `norms` and `losses` are per example and NOT private: never release them.
+  `norms` and `losses` are per example and NOT private: never release them. A norm of at most 1e-7
+  clip norms may read less than it is, even 0: in float32 this happens below 1e-19, and changes no
+  factor.
 
   `l2_bound` is static (part of the type, not an array), so that a transform which
   adds noise for another bound refuses while it is traced. It would not follow a sum that was

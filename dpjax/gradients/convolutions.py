@@ -26,7 +26,7 @@ from dpjax.gradients import equations
 from dpjax.parallel import made_for
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
-_CONVOLUTION = "conv_general_dilated"
+CONVOLUTION = "conv_general_dilated"
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 
@@ -58,39 +58,38 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
   def wrapped(*args: Any, **kwargs: Any) -> Any:
     if made_for.platform() != "cpu":
       return fn(*args, **kwargs)
-    leaves, structure = jax.tree.flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
-    outputs: dict[str, Any] = {}
-
-    # A new function for each call, since JAX caches traces by function.
-    def on_arrays(*arrays: Any) -> list[Any]:
-      arguments = list(leaves)
-      for place, array in zip(places, arrays):
-        arguments[place] = array
-      args, kwargs = jax.tree.unflatten(structure, arguments)
-      outputs["outs"], outputs["tree"] = jax.tree.flatten(fn(*args, **kwargs))
-      return [out for out in outputs["outs"] if isinstance(out, _ARRAYS)]
-
-    arrays = [leaves[place] for place in places]
-    closed = jax.make_jaxpr(on_arrays)(*arrays)
-    rewriting = _Rewriting()
-    due = rewriting.is_due(closed.jaxpr)
-    evaluate = rewriting.closed(closed) if due else jex.jaxpr_as_fun(closed)
-    values = zip(closed.out_avals, evaluate(*arrays))
-    # A jaxpr may return a constant unchanged, which is no array.
-    is_array = lambda value: isinstance(value, jax.Array)
-    results = iter([x if is_array(x) else jnp.asarray(x, aval.dtype) for aval, x in values])
-    outs = [next(results) if isinstance(out, _ARRAYS) else out for out in outputs["outs"]]
-    return jax.tree.unflatten(outputs["tree"], outs)
+    return rewritten(fn, Rewriting(), *args, **kwargs)
 
   return wrapped  # type: ignore[return-value]
 
 
-def _is_other(eqn: Any) -> bool:
-  if eqn.primitive.name != _CONVOLUTION:
-    return False
-  other = _form(eqn) != eqn.params["dimension_numbers"]
-  return other or eqn.params["batch_group_count"] > 1 or _is_swapped(eqn)
+def rewritten(
+  fn: Callable[..., Any], rewriting: Rewriting, *args: Any, **kwargs: Any
+) -> Any:
+  """Returns `fn(*args, **kwargs)`, of pytrees, evaluated by a rewriting of its jaxpr."""
+  leaves, structure = jax.tree.flatten((args, kwargs))
+  places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
+  outputs: dict[str, Any] = {}
+
+  # A new function for each call, since JAX caches traces by function.
+  def on_arrays(*arrays: Any) -> list[Any]:
+    arguments = list(leaves)
+    for place, array in zip(places, arrays):
+      arguments[place] = array
+    args, kwargs = jax.tree.unflatten(structure, arguments)
+    outputs["outs"], outputs["tree"] = jax.tree.flatten(fn(*args, **kwargs))
+    return [out for out in outputs["outs"] if isinstance(out, _ARRAYS)]
+
+  arrays = [leaves[place] for place in places]
+  closed = jax.make_jaxpr(on_arrays)(*arrays)
+  due = rewriting.is_due(closed.jaxpr)
+  evaluate = rewriting.closed(closed) if due else jex.jaxpr_as_fun(closed)
+  values = zip(closed.out_avals, evaluate(*arrays))
+  # A jaxpr may return a constant unchanged, which is no array.
+  is_array = lambda value: isinstance(value, jax.Array)
+  results = iter([x if is_array(x) else jnp.asarray(x, aval.dtype) for aval, x in values])
+  outs = [next(results) if isinstance(out, _ARRAYS) else out for out in outputs["outs"]]
+  return jax.tree.unflatten(outputs["tree"], outs)
 
 
 def _is_swapped(eqn: Any) -> bool:
@@ -108,8 +107,8 @@ def _is_swapped(eqn: Any) -> bool:
   return alone and real and size(rhs, window) > size(lhs, image) and math.prod(lhs) > 0
 
 
-def _inner(eqn: Any) -> dict[str, Any]:
-  """Returns the jaxprs of a called equation, each with its own name."""
+def entered(eqn: Any) -> dict[str, Any]:
+  """Returns the jaxprs inside an equation that a rewriting enters, each with its own name."""
   name = eqn.primitive.name
   params = eqn.params
   if name in equations.CALLS:
@@ -133,31 +132,45 @@ def _form(eqn: Any) -> lax.ConvDimensionNumbers:
   return lax.ConvDimensionNumbers(arrays, (rank + 1, rank, *space), arrays)
 
 
-class _Rewriting:
-  """Evaluates jaxprs with convolutions in that layout; shared jaxprs are rewritten once."""
+class Rewriting:
+  """Evaluates jaxprs with convolutions in that layout; shared jaxprs are rewritten once.
+
+  A subclass chooses other equations (`meets`), and what is computed for them (`replaced`).
+  """
 
   def __init__(self) -> None:
     # Each answer is stored with its object. While the object lives, no other has its id.
     self._due: dict[int, tuple[Any, bool]] = {}
     self._called: dict[int, tuple[Any, Callable[..., list[Any]]]] = {}
 
+  def meets(self, eqn: Any) -> bool:
+    """Whether an equation is rewritten itself."""
+    if eqn.primitive.name != CONVOLUTION:
+      return False
+    other = _form(eqn) != eqn.params["dimension_numbers"]
+    return other or eqn.params["batch_group_count"] > 1 or _is_swapped(eqn)
+
+  def replaced(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
+    """Returns the results of an equation that is rewritten."""
+    return [_convolution(eqn, *values)]
+
   def is_due(self, jaxpr: Any) -> bool:
-    """Whether a jaxpr contains a convolution of another layout, at any depth."""
+    """Whether a jaxpr contains an equation that is rewritten, at any depth."""
     if id(jaxpr) not in self._due:
-      due = any(_is_other(eqn) or self._is_due_inside(eqn) for eqn in jaxpr.eqns)
+      due = any(self.meets(eqn) or self._is_due_inside(eqn) for eqn in jaxpr.eqns)
       self._due[id(jaxpr)] = jaxpr, due
     return self._due[id(jaxpr)][1]
 
   def _is_due_inside(self, eqn: Any) -> bool:
-    return any(map(self.is_due, _inner(eqn).values()))
+    return any(map(self.is_due, entered(eqn).values()))
 
   def run(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """Returns the results of a jaxpr."""
     return equations.evaluated(jaxpr, consts, values, self._result)
 
   def _result(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
-    if _is_other(eqn):
-      return [_convolution(eqn, *values)]
+    if self.meets(eqn):
+      return self.replaced(eqn, values)
     if not self._is_due_inside(eqn):
       return equations.results_of(eqn, values)
     name = eqn.primitive.name

@@ -26,12 +26,18 @@ _CONCRETE = (
   jax.errors.TracerArrayConversionError,
   jax.errors.TracerIntegerConversionError,
 )
+# Modules of dpjax with batching rules of their own. That of the noise compares keys, and changes
+# nothing where they differ. The other takes clients one by one.
+_KEEP_CLIENTS_APART = ("dpjax.noise.gaussian", "dpjax.gradients.clients_apart")
 # They return nothing to the program, so they cannot connect examples.
 _HARMLESS = ("debug_callback", "debug_print")
 
 
-def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
-  """Raises UserError unless `loss_fn(params, ONE example)` is a scalar without effects."""
+def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> Any:
+  """Returns the traced loss of ONE example.
+
+  Raises UserError unless `loss_fn(params, ONE example)` is a scalar without effects.
+  """
   example = _example(batch)
   closed, loss = _traced(loss_fn, params, example, batch)
   if getattr(loss, "shape", None) != ():
@@ -52,6 +58,7 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
         field="loss_fn",
       )
   _check_apart(loss_fn, params, example, closed)
+  return closed
 
 
 def check_callable(loss_fn: Any) -> None:
@@ -118,13 +125,16 @@ def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> 
   _refuse_own_batching(eqns, "loss_fn", "examples")
 
 
-def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> None:
-  """Raises UserError where a client could see others under `vmap`; leaves [K, ...]."""
+def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> Any:
+  """Returns the jaxpr of ONE client.
+
+  Raises UserError where a client could see others under `vmap`; leaves [K, ...].
+  """
   jaxpr = jax.make_jaxpr(client_fn)(*_example(many)).jaxpr
-  # The rule of dpjax's own noise compares keys, and changes nothing where they differ.
   rule_of = lambda eqn: getattr(eqn.params.get("rule"), "__module__", None)
-  others = (eqn for eqn in every_equation(jaxpr) if rule_of(eqn) != "dpjax.noise.gaussian")
+  others = (eqn for eqn in every_equation(jaxpr) if rule_of(eqn) not in _KEEP_CLIENTS_APART)
   _refuse_own_batching(others, "client", "clients")
+  return jaxpr
 
 
 def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:

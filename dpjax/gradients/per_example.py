@@ -7,6 +7,7 @@ gradient per example, so its memory grows with batch x parameters (see `microbat
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,13 +24,16 @@ from dpjax.gradients.arguments import (
   checked_mask,
   examples_and_mask,
 )
+from dpjax.gradients.clients_apart import clients_apart
 from dpjax.gradients.clip import Clip, sensitivity
 from dpjax.gradients.device_mesh import DATA, checked_mesh, over_devices, whole_rows
 from dpjax.gradients.ghost import route as ghost
 from dpjax.gradients.loss_checks import (
   check_callable,
   check_loss,
+  every_equation,
   explain_failure,
+  mixes,
   vmap_would_do,
 )
 from dpjax.gradients.manual_axes import as_varying_as
@@ -136,24 +140,37 @@ def per_example_grads(
 def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Params]]:
   """`per_example_grads` as bare arrays, for code that clips them itself."""
   check_callable(loss_fn)
-  grad_fn = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))
 
   def grads(params: Params, batch: Any) -> tuple[Array, Params]:
     check_arrays(batch=batch)
     batch = jax.tree.map(jnp.asarray, batch)
-    size = _batch_size(batch)
+    _batch_size(batch)
     _check_params(params)
-    check_loss(loss_fn, params, batch)
-    if size and not vmap_would_do(loss_fn, params, batch):
-      return ghost.stacked_gradients(loss_fn, params, batch)
-    if size:
-      return grad_fn(params, batch)
-    # Without rows there is nothing to compute, and only the shapes are needed.
-    shapes = jax.eval_shape(grad_fn, params, batch)
-    losses, grads = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return losses, jax.tree.map(trees.at_least_float32, grads)
+    loss = check_loss(loss_fn, params, batch)
+    rows = functools.partial(_rows, loss_fn)
+    return _of_one_client(rows, loss)(params, batch)
 
   return grads
+
+
+def _rows(loss_fn: LossFn, params: Params, batch: Any) -> tuple[Array, Params]:
+  """Returns losses and gradients of a loss that has been checked."""
+  grad_fn = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))
+  size = _batch_size(batch)
+  if size and not vmap_would_do(loss_fn, params, batch):
+    return ghost.stacked_gradients(loss_fn, params, batch)
+  if size:
+    return grad_fn(params, batch)
+  # Without rows there is nothing to compute, and only the shapes are needed.
+  shapes = jax.eval_shape(grad_fn, params, batch)
+  losses, grads = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+  return losses, jax.tree.map(trees.at_least_float32, grads)
+
+
+def _of_one_client(fn: Callable[..., Any], loss: Any) -> Callable[..., Any]:
+  """Returns the function so that `jax.vmap` over it mixes no clients, given the traced loss."""
+  # Most losses hold no such convolution, and their program is left as it is.
+  return clients_apart(fn) if any(map(mixes, every_equation(loss.jaxpr))) else fn
 
 
 # eq=False keeps the hash of an object: bounds may be a dict, which has none.
@@ -219,7 +236,6 @@ class ClippedGrad:
     examples must be taken one by one."""
     if self.method == "vmap":
       return None
-    check_loss(self.loss_fn, params, batch)
     norms = self.l2_clip_norm.norms
     planned = ghost.plan(self.loss_fn, params, ghost.first_of(batch), norms)
     pays = self.method == "ghost" or ghost.pays(planned.units, params)
@@ -229,7 +245,6 @@ class ClippedGrad:
     """Returns the microbatch size, as given or for the memory budget."""
     if self.memory_budget is None:
       return self.microbatch_size
-    check_loss(self.loss_fn, params, batch)
     params = jax.tree.map(jnp.asarray, params)
     example = ghost.first_of(batch)
     planned = self._plan(params, batch)
@@ -237,7 +252,7 @@ class ClippedGrad:
     return memory.microbatch(self.memory_budget, estimate, batch_size)
 
   def _stacked(self, params, batch, mask):
-    losses, grads = stacked_arrays(self.loss_fn)(params, batch)  # [B], [B, *param]
+    losses, grads = _rows(self.loss_fn, params, batch)  # [B], [B, *param]
     clip = self.l2_clip_norm
     unit = self.rescale_to_unit_norm
     return clipping.clip_and_sum(grads, losses, mask, clip, rescale_to_unit_norm=unit)
@@ -253,6 +268,7 @@ class ClippedGrad:
     mask = checked_mask(mask, size)
     self.l2_clip_norm.check_prefix(params)
     _check_params(params)
+    loss = check_loss(self.loss_fn, params, batch)
     # Without rows there is no first example for a trace.
     if not size:
       return self._stacked(params, batch, mask)
@@ -262,6 +278,7 @@ class ClippedGrad:
     one_pass = self._one_pass
     if microbatch_size is not None:
       one_pass = microbatched(one_pass, microbatch_size)
+    one_pass = _of_one_client(one_pass, loss)
     if mesh is not None:
       one_pass = over_devices(one_pass, mesh, self._bounds)
     try:

@@ -127,7 +127,9 @@ def test_noisy_windows_are_charged_before_the_noise_and_up_to_the_budget(
   x, _ = digits
 
   async def play():
-    service = _service(tmp_path, runs[:1], drift_epsilon=2.0, drift_budget=5.0)
+    # The noise is secret: about once in 500 windows it would raise an alarm of its own.
+    bounds = {"psi_warning": 1e9, "psi_alarm": 1e9}
+    service = _service(tmp_path, runs[:1], drift_epsilon=2.0, drift_budget=5.0, **bounds)
     await _send(service, np.concatenate([x, x[:40]]), size=100)
     await service.tick()
     return service

@@ -23,7 +23,7 @@ from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial, Run
-from dpjax.gradients import loss_checks
+from dpjax.gradients import clients_apart, loss_checks
 from dpjax.parallel import made_for
 
 # Most clients of one block on one device.
@@ -193,7 +193,10 @@ def run_block(
 
   each = (memories, block.who, block.n, block.batches, block.client_data)
   # Only once for each shape, since it traces the client.
-  loss_checks.check_client(run_client, *each)
+  jaxpr = loss_checks.check_client(run_client, *each)
+  # Groups of the batch are rewritten below.
+  if any(map(clients_apart.is_wide, loss_checks.every_equation(jaxpr))):
+    run_client = clients_apart.clients_apart(run_client)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(run_client))(*each)
   return shared.collected(partial, context.state, sent, block.mask), memories, info
 

@@ -1,0 +1,127 @@
+"""Programs of several clients under `jax.vmap`, none of which reaches another.
+
+Where clients have parameters of their own, `jax.vmap` makes one convolution of theirs, in groups.
+What XLA's CPU backend has no code for, it computes by a kernel with zeros between the groups, and
+NaN times zero is NaN. So one example of one client would make the gradients of all others NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax import lax
+
+from dpjax.gradients import convolutions, equations
+from dpjax.gradients.loss_checks import every_equation, inner_jaxprs
+from dpjax.parallel import made_for
+
+_Fn = TypeVar("_Fn", bound=Callable[..., Any])
+
+
+def clients_apart(fn: _Fn) -> _Fn:
+  """Returns the same function, whose convolutions take clients one by one under `jax.vmap`.
+
+  For the program of ONE client, after differentiation. Only convolutions that could mix clients
+  are rewritten (`mixes_clients`), and what contains one where a rewriting cannot enter, such as a
+  function with a derivative of its own. Without `jax.vmap` they are computed as before.
+
+  Args:
+    fn: function of pytrees to pytrees. Leaves that are no arrays are handed through as they are.
+
+  >>> import jax.numpy as jnp
+  >>> conv = lambda x, k: lax.conv(x[None, None], k[None, None], (1,), "VALID").sum()
+  >>> rows = (jnp.array([[1.0, 2.0], [3.0, jnp.nan]]), jnp.ones((2, 1)))
+  >>> jax.vmap(clients_apart(conv))(*rows).tolist()
+  [3.0, nan]
+  """
+
+  @functools.wraps(fn)
+  def wrapped(*args: Any, **kwargs: Any) -> Any:
+    return convolutions.rewritten(fn, _Apart(), *args, **kwargs)
+
+  return wrapped  # type: ignore[return-value]
+
+
+def mixes_clients(eqn: Any) -> bool:
+  """Whether a convolution may mix clients, if `jax.vmap` makes groups of them.
+
+  Seen on a CPU: of floats other than float32 and halves, and in groups of the batch. On other
+  devices nobody has looked at the first. The second are left there as they are.
+  """
+  if eqn.primitive.name != convolutions.CONVOLUTION:
+    return False
+  return is_wide(eqn) or (
+    made_for.platform() == "cpu" and eqn.params["batch_group_count"] > 1
+  )
+
+
+def is_wide(eqn: Any) -> bool:
+  """Whether an equation is a convolution of numbers of more than 32 bits."""
+  is_convolution = eqn.primitive.name == convolutions.CONVOLUTION
+  return is_convolution and any(var.aval.dtype.itemsize > 4 for var in eqn.invars)
+
+
+class _Apart(convolutions.Rewriting):
+  """Evaluates jaxprs so that each client has convolutions of its own."""
+
+  def meets(self, eqn: Any) -> bool:
+    if convolutions.entered(eqn):
+      return False
+    inside = (inner for body in inner_jaxprs(eqn) for inner in every_equation(body))
+    return mixes_clients(eqn) or any(map(mixes_clients, inside))
+
+  def replaced(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
+    known = equations.named(eqn, values)
+    operands = [known[var] for var in equations.operands(eqn)]
+    # Groups come from two mapped operands, except where the batch has groups already.
+    both = mixes_clients(eqn) and eqn.params["batch_group_count"] == 1
+    return _one_client(equations.eqn_fn(eqn), needs_two=both)(*operands)
+
+
+def _one_client(fn: Callable[..., Any], *, needs_two: bool) -> Callable[..., Any]:
+  """Returns a function of arrays that takes clients one by one where `jax.vmap` maps it.
+
+  Args:
+    fn: function of arrays to a list.
+    needs_two: whether it mixes no clients unless two operands are mapped.
+  """
+
+  @jax.custom_batching.custom_vmap
+  def alone(*operands: Any) -> Any:
+    return fn(*operands)
+
+  @alone.def_vmap
+  def several_clients(size: int, mapped: Any, *operands: Any) -> Any:
+    axes = tuple(0 if is_mapped else None for is_mapped in mapped)
+    # Clients become rows of one batch, or features of one kernel. Neither reaches another.
+    if needs_two and sum(mapped) < 2:
+      outs = clients_apart(jax.vmap(fn, in_axes=axes, axis_size=size))(*operands)
+      return outs, jax.tree.map(lambda _: True, outs)
+    clients = [x for x, is_mapped in zip(operands, mapped) if is_mapped]
+
+    def of_one(clients: list[Any]) -> Any:
+      rows = iter(clients)
+      every = [next(rows) if is_mapped else x for x, is_mapped in zip(operands, mapped)]
+      # By its own rule again, since clients may be mapped twice.
+      return differentiable(*every)
+
+    outs = lax.map(of_one, clients)
+    return outs, jax.tree.map(lambda _: True, outs)
+
+  # A mapped function of such a rule has no transpose in JAX.
+  @jax.custom_vjp
+  def differentiable(*operands: Any) -> Any:
+    return alone(*operands)
+
+  def forward(*operands: Any) -> Any:
+    return differentiable(*operands), operands
+
+  def backward(operands: Any, cotangents: Any) -> Any:
+    pull_back = lambda operands, cotangents: jax.vjp(fn, *operands)[1](cotangents)
+    return clients_apart(pull_back)(operands, cotangents)
+
+  differentiable.defvjp(forward, backward)
+  return differentiable
