@@ -204,6 +204,10 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   Args:
     features: compute those that the model needs; `dpjax.data.digest` is the same without.
   """
+  kept = data.cache.folder()
+  # Reading the data and computing features may take an hour.
+  if features and kept is not None and models.needs_features(config.model.name):
+    data.cache.check_folder(kept)
   with bounds.of_data():
     train, test = data.load(
       config.data.name,
