@@ -16,7 +16,6 @@ from dpjax.branches import rarely_taken
 from dpjax.types import ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
-
 # Terms of a clipped sum that are added one after the other. N equal terms make a sum so large that
 # each further one is rounded by N eps / 2. Where one term more is present, the other N may be
 # rounded otherwise. Of 1,024 rows that is .016 terms, of 65,536 it was 64.
