@@ -507,7 +507,7 @@ def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Arra
 def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
   """Returns in how many parts the rows of a batch are multiplied and summed.
 
-  Convolutions stay out of loops, and each part of a table would be as large as the table. Rows in
+  Convolutions stay out of loops, and tables have parts of their own (`_table_sum`). Rows in
   double precision need no parts.
   """
   if not form.plain or jnp.finfo(dtype).bits > 32:
@@ -653,7 +653,9 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
 
   if form is None or not form.plain:
     data, cotangents = call(clipped, args)  # [*loops, B, ...]
-    if form is not None and form.one_hot and _is_long(form, cotangents[0].dtype):
+    if (
+      form is not None and form.one_hot and _is_long(form, cotangents[0].dtype, len(factor))
+    ):
       return (form.unflatten(_table_sum(form.build(data, cotangents), form.left)),)
     wide = form is not None
     exactness = lax.Precision.HIGHEST
@@ -675,10 +677,12 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
   return lax.cond(finite, as_it_lies, without_rows, *args)
 
 
-def _is_long(form: RowForm, dtype: Any) -> bool:
+def _is_long(form: RowForm, dtype: Any, count: int) -> bool:
   """Whether rows of a table are added in parts. `form` is that of the whole batch."""
-  is_wide = jnp.finfo(dtype).bits > 32
-  return form.rows > _ROWS_OF_TABLE and not is_wide and made_for.platform() == "cpu"
+  # Other devices are left as they are: nobody has timed parts there.
+  left = jnp.finfo(dtype).bits > 32 or made_for.platform() != "cpu"
+  few = form.rows <= _ROWS_OF_TABLE or count <= _examples_of_sum(form.rows // count)
+  return not left and not few
 
 
 def _table_sum(rows: RowFactors, size: int) -> jax.Array:
@@ -696,22 +700,25 @@ def _table_sum(rows: RowFactors, size: int) -> jax.Array:
     values = jnp.pad(values, ((0, missing), (0, 0)))
     cut = lambda x: x.reshape(parts, _ROWS_OF_TABLE, *x.shape[1:])
 
+    row = jnp.arange(_ROWS_OF_TABLE)
+
     def add(carry, part):
       tokens, values = part
       # The first row of each token has their sum.
-      first = jnp.argmax(tokens[:, None] == tokens[None], axis=1)
+      same = tokens[:, None] == tokens[None]
+      first = jnp.min(jnp.where(same, row[None], _ROWS_OF_TABLE), axis=1)
       sums = jnp.zeros_like(values).at[first].add(values)
-      is_first = (first == jnp.arange(_ROWS_OF_TABLE)) & (tokens >= 0)
       # Others are outside of the table, and add nothing.
-      place = jnp.where(is_first, tokens, size)
-      before = [x.at[place].get(mode="fill", fill_value=0) for x in carry]
-      after = trees.exact_plus(*before, sums)
-      pairs = zip(carry, after)
-      return trees.ExactSum(*(x.at[place].set(y, mode="drop") for x, y in pairs)), None
+      place = jnp.where((first == row) & (tokens >= 0), tokens, size)
+      total, left_out = jnp.split(carry.at[place].get(mode="fill", fill_value=0), 2, axis=1)
+      after = jnp.concatenate(trees.exact_plus(total, left_out, sums), axis=1)
+      return carry.at[place].set(after, mode="drop"), None
 
-    empty = trees.ExactSum.of(jnp.zeros((size, values.shape[-1]), values.dtype))
+    # Sums, and beside each what its roundings have left out.
+    empty = jnp.zeros((size, 2 * values.shape[-1]), values.dtype)
     begun = as_varying_as((tokens, values), empty)
-    return lax.scan(add, begun, (cut(tokens), cut(values)))[0].value()
+    both = lax.scan(add, begun, (cut(tokens), cut(values)))[0]
+    return trees.ExactSum(*jnp.split(both, 2, axis=1)).value()
 
   return jax.vmap(of_block)(rows.left, trees.at_least_float32(rows.right))
 
