@@ -528,6 +528,8 @@ def _examples_of_sum(rows: int) -> int:
   example more may change T N of those roundings. Of one row each that is .016 bounds for the
   number below. Rows that cancel reach up to 32 bounds, so half of that are in the sum at once.
   """
+  # An example may have no rows.
+  rows = max(rows, 1)
   large = 1 if rows == 1 else _MOST_REACH / 2
   return max(1, int(trees.ADDED_AT_ONCE / math.sqrt(rows * large)))
 
