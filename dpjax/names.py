@@ -254,7 +254,7 @@ def _sha256_of(path: str, field: str) -> str:
     from dpjax import weight_folders
 
     return weight_folders.sha256(path, at)
-  validate.no_pipe(path, f"{field}={path!r}")
+  validate.no_pipe(path, field, path)
   try:
     with open(path, "rb") as file:
       return hashlib.file_digest(file, "sha256").hexdigest()

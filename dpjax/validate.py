@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import enum
 import math
@@ -9,7 +10,7 @@ import numbers
 import os
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 # Limits of a message: the longest word without a space, and the length from which a value
@@ -335,20 +336,43 @@ def folder(**named: str | os.PathLike) -> None:
     )
 
 
-def no_pipe(path: str | os.PathLike, at: str) -> None:
+@contextlib.contextmanager
+def about(field: str, value: Any = NO_VALUE, *, but: Sequence[str] = ()) -> Iterator[None]:
+  """Makes errors those of one argument, whose part or file they are about.
+
+  Args:
+    field, value: the argument, and what was given.
+    but: other arguments of the same caller. Errors about them stay as they are.
+
+  >>> with about("name", "a.npz", but=("num_classes",)):
+  ...   raise UserError("is empty", field="y")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: name='a.npz': y: is empty
+  """
+  try:
+    yield
+  except UserError as error:
+    if error.field in but:
+      raise
+    raise UserError(str(error), field=field, value=value) from error
+
+
+def no_pipe(path: str | os.PathLike, field: str = "", value: Any = NO_VALUE) -> None:
   """Raises where the path is a pipe or a device, which would be read for ever.
 
   Args:
-    at: what the message begins with, as "name='data.npz'".
+    field, value: the argument that names it, and what was given.
 
-  >>> no_pipe("/dev/null", "name='/dev/null'")
+  >>> no_pipe("/dev/null", "name", "/dev/null")
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: name='/dev/null': must be a file, not a folder, a pipe or a device
   """
   there = pathlib.Path(path)
   if there.exists() and not there.is_file():
-    raise UserError(f"{at}: must be a file, not a folder, a pipe or a device")
+    must = "must be a file, not a folder, a pipe or a device"
+    raise UserError(must, field=field, value=value)
 
 
 def one_of(choices: Iterable[str | int], **named: Any) -> None:

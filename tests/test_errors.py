@@ -1,6 +1,7 @@
 """Errors carry data: their text is written once and read by nobody."""
 
 import ast
+import functools
 import pathlib
 import pickle
 import re
@@ -29,8 +30,10 @@ _READS = {"partition", "rpartition", "split", "startswith", "endswith", "removep
 _READS |= {"find", "index", "match", "search", "findall", "fullmatch", "replace"}
 
 
-def _is_text_of_an_error(node):
-  """Whether an expression is `str(error)`, or `error.args[0]`."""
+def _is_text_of_an_error(node, names=()):
+  """Whether an expression is `str(error)`, `error.args[0]`, or a variable that holds it."""
+  if isinstance(node, ast.Name) and node.id in names:
+    return True
   if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and node.args:
     return getattr(node.args[0], "id", "") in ("error", "exc", "e", "failure")
   inner = node.value if isinstance(node, ast.Subscript) else None
@@ -39,17 +42,21 @@ def _is_text_of_an_error(node):
 
 def _reads(tree):
   """Line numbers where the text of an error decides something."""
+  kept = [
+    node.targets[0].id
+    for node in ast.walk(tree)
+    if isinstance(node, ast.Assign)
+    and isinstance(node.targets[0], ast.Name)
+    and _is_text_of_an_error(node.value)
+  ]
+  is_text = functools.partial(_is_text_of_an_error, names=kept)
   for node in ast.walk(tree):
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
       read = [node.func.value, *node.args]
       whitespace = node.func.attr == "split" and not node.args
-      if (
-        not whitespace and node.func.attr in _READS and any(map(_is_text_of_an_error, read))
-      ):
+      if not whitespace and node.func.attr in _READS and any(map(is_text, read)):
         yield node.lineno
-    if isinstance(node, ast.Compare) and any(
-      map(_is_text_of_an_error, (node.left, *node.comparators))
-    ):
+    if isinstance(node, ast.Compare) and any(map(is_text, (node.left, *node.comparators))):
       yield node.lineno
 
 
@@ -69,6 +76,7 @@ def test_the_check_can_fail():
     "str(error).partition('=')",
     "'x' in str(error)",
     "re.match('a', str(error))",
+    "text = str(error); text.startswith('a')",
   ):
     assert [*_reads(ast.parse(line))] == [1], line
 

@@ -70,7 +70,7 @@ def rows(
   Raises:
     UserError: a folder that cannot be one, is open to others, or is full.
   """
-  _check_folder(where)
+  check_folder(where)
   stored = _look(where, wanted, shape, tell)
   if stored is not None:
     return stored
@@ -86,7 +86,8 @@ def rows(
     return _opened(_written(where, wanted, shape, make), shape)
 
 
-def _check_folder(where: pathlib.Path) -> None:
+def check_folder(where: pathlib.Path) -> None:
+  """Makes the folder. Raises UserError where it cannot be one, or is open to others."""
   validate.folder(**{VARIABLE: where})
   with _refused(where):
     where.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -108,11 +108,9 @@ def image_folder(
   path = pathlib.Path(path)
   source = path / DECLARATION if declaration is None else declaration
   declared = table_declaration.parsed(source, parse)
-  try:
+  with validate.about("name", Verbatim(f"'{path}/'")):
     files = _files(path, declared)
     parts = [_part(path, files[split], declared, split, resident) for split in files]
-  except UserError as error:
-    raise UserError(f"{error}", field="name", value=Verbatim(f"'{path}/'")) from error
   return parts[0], parts[1]
 
 

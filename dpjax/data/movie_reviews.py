@@ -24,7 +24,7 @@ from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays
 from dpjax.data.prepared import data_root
 from dpjax.data.published import PUBLISHED
-from dpjax.validate import UserError, first_line, no_pipe
+from dpjax.validate import UserError, about, first_line, no_pipe
 
 INSTALL = "pip download --no-deps --no-binary :all: --dest DIR vaderSentiment==0.5"
 LENGTH = 256  # bytes of a sentence; one in 4,000 is longer
@@ -51,7 +51,8 @@ def load_movie_reviews(
   ...
   dpjax.validate.UserError: name='movie_reviews': there is no ...
   """
-  rows = parse(_content(data_dir))
+  with about("name", "movie_reviews"):
+    rows = parse(_content(data_dir))
   x = text.encode_text([sentence for _, sentence in rows], max_length=LENGTH)
   y = np.array([rating > 0 for rating, _ in rows], np.int32)
   is_test = np.arange(len(rows)) % _TEST_EVERY == 0
@@ -87,18 +88,16 @@ def parse(content: str) -> list[tuple[float, str]]:
 
 def _content(data_dir: str | os.PathLike[str] | None) -> str:
   path = data_root(data_dir) / _FILE
-  at = "name='movie_reviews'"
-  no_pipe(path, at)
+  no_pipe(path)
   try:
     held = path.read_bytes()
   except OSError as error:
     raise UserError(
-      f"{at}: there is no {path} ({error.strerror}); {INSTALL}, and give "
-      "--config.data.data_dir=DIR"
+      f"there is no {path} ({error.strerror}); {INSTALL}, and give DIR as data_dir"
     ) from error
   # The known file alone is unpacked.
   if hashlib.sha256(held).hexdigest() != _SHA256:
-    raise UserError(f"{at}: {path} must be the file of version 0.5; {INSTALL}")
+    raise UserError(f"{path} must be the file of version 0.5; {INSTALL}")
   try:
     inner = zipfile.ZipFile(io.BytesIO(held)).read(_INNER)
     with tarfile.open(fileobj=io.BytesIO(inner)) as archive:
@@ -106,4 +105,4 @@ def _content(data_dir: str | os.PathLike[str] | None) -> str:
       assert member is not None
       return member.read().decode("latin-1")
   except (KeyError, tarfile.TarError, zipfile.BadZipFile) as error:
-    raise UserError(f"{at}: {path} cannot be read ({first_line(error)})") from error
+    raise UserError(f"{path} cannot be read ({first_line(error)})") from error

@@ -14,15 +14,17 @@ import numpy as np
 
 from dpjax.data.dataset import Dataset, from_arrays, in_files
 from dpjax.data.rows import File, stay_in_files
-from dpjax.validate import UserError, Verbatim, first_line, listed, no_pipe
+from dpjax.validate import UserError, Verbatim, about, first_line, listed, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 # Letters of the names in a file that an error lists.
 _MOST_NAMES = 80
 UNDECLARED = (
   "must be declared, since counting private labels would let one record decide the shape of "
-  "the model: give it as num_classes= (--config.data.num_classes)"
+  "the model"
 )
+# Errors about them name no file: the caller's own value is wrong, or absent.
+_ARGUMENTS = ("num_classes",)
 _NO_HEADER = (
   MemoryError,  # it promises more than there is
   OverflowError,
@@ -43,26 +45,26 @@ _UNREADABLE = (
 )
 
 
-def arrays_of(path: pathlib.Path, label: str) -> dict[str, np.ndarray]:
-  """Reads the arrays of an archive by name. Raises UserError with `label` and the reason."""
-  no_pipe(path, label)
+def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Reads the arrays of an archive by name. Raises UserError with the reason."""
+  no_pipe(path)
   try:
     # Pickles can run code. NumPy does not close the file of a bad archive.
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
       arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:
-    raise UserError(f"{label}: there is no such file") from error
+    raise UserError("there is no such file") from error
   # A bare .npy array has no `with`.
   except (AttributeError, TypeError) as error:
-    raise UserError(f"{label}: is not an .npz archive") from error
+    raise UserError("is not an .npz archive") from error
   except _UNREADABLE as error:
     # NumPy takes a file that is no archive for a pickle, and advises to load it unsafely.
     reason = "no zip file" if "unsafely" in str(error) else first_line(error)
-    raise UserError(f"{label}: is not a readable .npz archive ({reason})") from error
+    raise UserError(f"is not a readable .npz archive ({reason})") from error
   # For a member that is no array, NumPy returns bytes.
   odd = [key for key, value in arrays.items() if not isinstance(value, np.ndarray)]
   if odd:
-    raise UserError(f"{label}: its member {odd[0]!r:.60} is no .npy array")
+    raise UserError(f"its member {odd[0]!r:.60} is no .npy array")
   return arrays
 
 
@@ -75,11 +77,14 @@ def _declared(arrays: dict[str, np.ndarray], key: str) -> int | None:
   return int(declared)
 
 
-def _num_classes(arrays: dict[str, np.ndarray], asked_classes: int | None) -> int:
+def _num_classes(
+  arrays: dict[str, np.ndarray], asked_classes: int | None, name: str
+) -> int:
   declared = _declared(arrays, "num_classes")
   if declared is None and asked_classes is None:
     raise UserError(
-      f"{UNDECLARED}, or as an integer `num_classes` in the file", field="num_classes"
+      f"{UNDECLARED}: here, or as an integer `num_classes` in {name!r:.80}",
+      field="num_classes",
     )
   if None not in (declared, asked_classes) and declared != asked_classes:
     raise UserError(
@@ -91,14 +96,12 @@ def _num_classes(arrays: dict[str, np.ndarray], asked_classes: int | None) -> in
 def _split(arrays: dict[str, Any], split: str, **common: Any) -> Dataset:
   x = arrays[f"x_{split}"]
   y = arrays[f"y_{split}"]
-  try:
+  with about(f"{split} split"):
     if y.size == 0:
       raise UserError("is empty", field="y")
     if isinstance(x, File):
       return in_files(x, y, split=split, **common)
     return from_arrays(x, y, split=split, **common)
-  except UserError as error:
-    raise UserError(f"{split} split: {error}") from error
 
 
 def _both(
@@ -109,7 +112,7 @@ def _both(
     have = listed(sorted(arrays), _MOST_NAMES) or "nothing"
     raise UserError(f"has no {', '.join(missing)} (it holds {have})")
   public = {
-    "num_classes": _num_classes(arrays, asked_classes),
+    "num_classes": _num_classes(arrays, asked_classes, name),
     "vocab_size": _declared(arrays, "vocab_size"),
   }
   size = _declared(arrays, "num_examples")
@@ -146,16 +149,14 @@ def _load(
 ) -> tuple[tuple[Dataset, Dataset], dict[str, np.ndarray]]:
   """Returns both splits, and every array of the file."""
   path = pathlib.Path(path)
-  arrays = arrays_of(path, f"name='{path}'")
-  try:
+  with about("name", Verbatim(f"'{path}'"), but=_ARGUMENTS):
+    arrays = arrays_of(path)
     missing = [key for key in fields if key not in arrays]
     if missing:
       raise UserError(
         f"has no {', '.join(missing)} (it holds {listed(sorted(arrays), _MOST_NAMES)})"
       )
     return _both(arrays, path.stem, num_classes), arrays
-  except UserError as error:
-    raise UserError(f"{error}", field="name", value=Verbatim(f"'{path}'")) from error
 
 
 def load_npz_fields(
@@ -183,16 +184,14 @@ def load_folder(
     UserError: as `load_npz`.
   """
   path = pathlib.Path(path)
-  if not os.path.isdir(path):
-    raise UserError("there is no such folder", field="name", value=Verbatim(f"'{path}/'"))
-  try:
+  with about("name", Verbatim(f"'{path}/'"), but=_ARGUMENTS):
+    if not os.path.isdir(path):
+      raise UserError("there is no such folder")
     arrays = {
       file.stem: _held(*_file(file), file.stem, resident)
       for file in sorted(path.glob("*.npy"))
     }
     return _both(arrays, path.name, num_classes)
-  except UserError as error:
-    raise UserError(f"{error}", field="name", value=Verbatim(f"'{path}/'")) from error
 
 
 def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:

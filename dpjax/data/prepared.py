@@ -102,9 +102,10 @@ def _quiet() -> Iterator[None]:
 def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
   """Ends in one line: TFDS and its libraries raise many types, mostly with long messages."""
   try:
-    yield
-  except UserError as error:
-    raise UserError(f"{error}", field="name", value=name) from error
+    with validate.about("name", name, but=("num_classes",)):
+      yield
+  except UserError:
+    raise
   except Exception as error:
     raise UserError(
       f"what lies in {root} cannot be read: {validate.first_line(error)}; prepare it "
@@ -291,7 +292,7 @@ def _read_all(
   # dataset_info.json is public.
   num_classes = getattr(info.features[keys[1]], "num_classes", None) or declared
   if num_classes is None:
-    raise UserError(f"{UNDECLARED}", field="num_classes")
+    raise UserError(f"{UNDECLARED}; {name!r:.80} declares none", field="num_classes")
   errors = functools.partial(_one_line_errors, name, root)
   records = [_Records(source, keys[0], max_length, errors) for source in sources]
   # The first record determines the type of all.

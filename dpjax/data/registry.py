@@ -118,7 +118,7 @@ def _load(
   in_files = name.split(":")[0] not in whole and not one_file
   if resident is False and (not in_files or names.is_path(name)):
     raise UserError(
-      f"data.name={name!r} comes whole into memory; prepared data, and the folder "
+      f"{name!r} comes whole into memory; prepared data, and the folder "
       "of an unpacked .npz, whose name ends in '/', are read as they are drawn",
       field="resident",
       value=False,

@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 
 from dpjax import validate
 from dpjax.data.target_kinds import Interval, Labels
-from dpjax.validate import UserError, Verbatim
+from dpjax.validate import NO_VALUE, UserError, Verbatim
 
 _KEYS = (
   "columns", "target", "split", "ignore", "missing_values", "num_examples", "delimiter",
@@ -211,16 +211,20 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     UserError: one line that names the file.
   """
   path = pathlib.Path(path)
-  at = f"declaration='{path}'"
-  validate.no_pipe(path, at)
+  with validate.about("declaration", Verbatim(f"'{path}'")):
+    return _read(path)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  validate.no_pipe(path)
   try:
     if path.stat().st_size > _MOST_BYTES:
-      raise UserError(f"{at}: is larger than {_MOST_BYTES} bytes")
+      raise UserError(f"is larger than {_MOST_BYTES} bytes")
     text = path.read_text(encoding="utf-8-sig")
     return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
   except FileNotFoundError as error:
     raise UserError(
-      f"{at}: there is no such file; it says what is public about the data: bounds of "
+      "there is no such file; it says what is public about the data: bounds of "
       "numbers, values of categories, the target and the split (docs/your_data.md)"
     ) from error
   # The parsers' errors are ValueErrors, as for bad UTF-8; deep nesting gives a
@@ -230,7 +234,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
       raise
     reason = validate.first_line(error)
     kind = "JSON" if path.suffix == ".json" else "TOML"
-    raise UserError(f"{at}: is no {kind} ({reason})") from error
+    raise UserError(f"is no {kind} ({reason})") from error
 
 
 def parsed(
@@ -241,14 +245,12 @@ def parsed(
   Raises:
     UserError: one line that names the file, or the argument.
   """
-  at = "declaration"
+  given: Any = NO_VALUE
   if not isinstance(declaration, Mapping):
-    at = f"declaration='{os.fspath(declaration)}'"
+    given = Verbatim(f"'{os.fspath(declaration)}'")
     declaration = read(declaration)
-  try:
+  with validate.about("declaration", given):
     return parse(declaration)
-  except UserError as error:
-    raise UserError(f"{at}: {error}") from error
 
 
 def check_hashed(way: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ def blocks(
   Raises:
     UserError: a file that cannot be read to its end as what it says it is.
   """
-  validate.no_pipe(path, f"name='{path}'")
+  validate.no_pipe(path)
   if path.suffix.lower() == PARQUET_SUFFIX:
     yield from _parquet(path, wanted)
     return

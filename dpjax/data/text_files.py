@@ -124,7 +124,7 @@ def _examples(
 ) -> np.ndarray:
   """Returns int32 [n, length] of one file."""
   at = Verbatim(f"'{path}'")
-  validate.no_pipe(path, f"name={at}")
+  validate.no_pipe(path, "name", at)
   try:
     content = path.read_text(encoding="utf-8-sig")
   except UnicodeDecodeError as error:

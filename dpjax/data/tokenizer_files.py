@@ -6,6 +6,7 @@ lines tells of them, and no epsilon of a run would cover that. The file is read,
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import os
@@ -17,7 +18,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.data import text
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 INSTALL = "pip install 'dpjax[lm]'"
 # Tokenizers of published models have some 10 MB.
@@ -70,15 +71,10 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
     UserError: one line: no such file, or no tokenizer; one that draws at random, or gives tokens
       that it has no word for; the library is not installed.
   """
-  at = f"tokenizer='{os.fspath(path)}'"
-  validate.no_pipe(path, at)
-  try:
-    if os.path.getsize(path) > _MOST_BYTES:
-      raise UserError(f"{at}: is larger than {_MOST_BYTES} bytes")
-    content = pathlib.Path(path).read_bytes()
-  except OSError as error:
-    raise UserError(f"{at}: cannot be read ({error.strerror})") from error
-  tokenizer = _parsed(content, at)
+  about = functools.partial(validate.about, "tokenizer", Verbatim(f"'{os.fspath(path)}'"))
+  with about():
+    content = _content(path)
+    tokenizer = _parsed(content)
   words = tokenizer.get_vocab(with_added_tokens=True)
   special = {
     token.content
@@ -91,9 +87,11 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
 
   # Ids may have gaps, so the largest decides.
   size = max(words.values()) + 1 + first_id
-  if size - 1 > _LARGEST_TOKEN:
-    raise UserError(f"{at}: has a token above {_LARGEST_TOKEN}")
+  with about():
+    if size - 1 > _LARGEST_TOKEN:
+      raise UserError(f"has a token above {_LARGEST_TOKEN}")
 
+  @about()
   def ids(line: str) -> list[int]:
     try:
       tokens = [token + first_id for token in tokenizer.encode(line).ids]
@@ -101,13 +99,11 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
       if isinstance(error, _STOPS):
         raise
       # The text itself is private, and messages end in logs.
-      raise UserError(
-        f"{at}: cannot read a text of these ({type(error).__name__})"
-      ) from None
+      raise UserError(f"cannot read a text of these ({type(error).__name__})") from None
     # What is put around each text names its tokens by numbers of its own. A model would read the
     # embedding of another token in their place.
     if max(tokens, default=0) >= size:
-      raise UserError(f"{at}: gives a text tokens that are none of its {size}")
+      raise UserError(f"gives a text tokens that are none of its {size}")
     return tokens
 
   # Reported for every text at once, before one is read.
@@ -116,16 +112,26 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
   return Tokenizer(ids, size, first_id, os.fspath(path), sha256)
 
 
-def _parsed(content: bytes, at: str) -> Any:
+def _content(path: str | os.PathLike[str]) -> bytes:
+  validate.no_pipe(path)
+  try:
+    if os.path.getsize(path) > _MOST_BYTES:
+      raise UserError(f"is larger than {_MOST_BYTES} bytes")
+    return pathlib.Path(path).read_bytes()
+  except OSError as error:
+    raise UserError(f"cannot be read ({error.strerror})") from error
+
+
+def _parsed(content: bytes) -> Any:
   """Returns the library's tokenizer of a file, without the file's own padding and cut.
 
   Raises:
-    UserError: beginning with `at`: those of `read` that need no text.
+    UserError: those of `read` that need no text.
   """
   try:
     tokenizers = importlib.import_module("tokenizers")
   except ImportError as error:
-    raise UserError(f"{at}: needs the library tokenizers; {INSTALL}") from error
+    raise UserError(f"needs the library tokenizers; {INSTALL}") from error
   try:
     tokenizer = tokenizers.Tokenizer.from_buffer(content)
     # Rows are cut and padded here: the file's own length would depend on who saved it.
@@ -136,11 +142,11 @@ def _parsed(content: bytes, at: str) -> Any:
   except BaseException as error:
     if isinstance(error, _STOPS):
       raise
-    raise UserError(f"{at}: is no tokenizer.json ({validate.first_line(error)})") from error
+    raise UserError(f"is no tokenizer.json ({validate.first_line(error)})") from error
   if not words:
-    raise UserError(f"{at}: has no words")
+    raise UserError("has no words")
   # A text would have other tokens each time it is read, and a resumed run other data.
   for name in _RANDOM:
     if getattr(tokenizer.model, name, None):
-      raise UserError(f"{at}: draws tokens at random ({name}); must be without")
+      raise UserError(f"draws tokens at random ({name}); must be without")
   return tokenizer

@@ -122,6 +122,18 @@ def test_features_are_read_from_disk(folder, tmp_path, monkeypatch, capsys):
   assert capsys.readouterr().err.count("features are read from") == 4
 
 
+def test_a_folder_of_features_that_others_may_read_is_refused_before_the_data(
+  tmp_path, monkeypatch
+):
+  kept = tmp_path / "kept"
+  kept.mkdir(mode=0o755)
+  monkeypatch.setenv(cache.VARIABLE, str(kept))
+  monkeypatch.setattr(data, "load", lambda *_, **__: pytest.fail("data were read"))
+  options = {"data.name": "digits", "model.name": "scatter_linear"}
+  with pytest.raises(UserError, match="DPJAX_CACHE_DIR=.*open to others"):
+    build.load_data(fields.replace_all(TrainConfig(), options))
+
+
 def test_features_in_units_of_their_typical_size_are_others(folder, tmp_path, monkeypatch):
   monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
   tmp_path.chmod(0o700)
@@ -200,9 +212,7 @@ def test_changed_data_do_not_go_on(folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["digits", "shakespeare", "some.npz", "tests.mine:load"])
 def test_data_that_come_whole_are_not_streamed(name):
-  with pytest.raises(
-    UserError, match="resident=False: data.name=.* comes whole"
-  ) as refused:
+  with pytest.raises(UserError, match=f"resident=False: .*{name}.* comes whole") as refused:
     data.load(name, resident=False)
   assert "\n" not in str(refused.value)
 

@@ -57,19 +57,13 @@ def errors_of_dataset(config: Any) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    text = str(error)
     is_undeclared = error.field in _DECLARED_BY_DATA and error.value in (None, NO_VALUE)
-    if error.field in ("name", "data.name") and "--config.data." not in text:
+    if error.field in ("name", "data.name"):
       raise error.of(field="dataset", value=config.dataset) from error
     if is_undeclared:
       must = _DECLARED_BY_DATA[error.field]
-    elif "--config.data.num_classes" in text:
-      must = _DECLARED_BY_DATA["num_classes"]
-    elif text.startswith("name="):
-      # A file is named in the text itself.
-      must = text.partition(": ")[2]
-    elif text.startswith("declaration"):
-      must = f"its {text}"
+    elif error.field == "declaration":
+      must = f"its {error}"
     else:
       raise
     raise UserError(must, field="dataset", value=config.dataset) from error

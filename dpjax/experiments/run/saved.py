@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from dpjax import data, names, trees
+from dpjax import data, names, trees, validate
 from dpjax.accounting.text import paragraph
 from dpjax.experiments.run import run_keys, workdir, writers
 from dpjax.types import Params
@@ -44,7 +44,8 @@ def read(path: str, field: str) -> dict[str, np.ndarray]:
   # Most runs begin from random numbers.
   from dpjax.data import npz
 
-  arrays = npz.arrays_of(pathlib.Path(path), f"{at}: is no params.npz")
+  with validate.about(f"{at}: is no params.npz"):
+    arrays = npz.arrays_of(pathlib.Path(path))
   return {name: _numbers(array, f"{at}: {name}") for name, array in arrays.items()}
 
 

@@ -204,15 +204,20 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   Args:
     features: compute those that the model needs; `dpjax.data.digest` is the same without.
   """
-  train, test = data.load(
-    config.data.name,
-    data_dir=config.data.data_dir,
-    max_length=config.data.max_length,
-    num_classes=config.data.num_classes,
-    num_examples=config.data.num_examples,
-    resident=config.resident,
-    declaration=config.data.declaration,
-  )
+  kept = data.cache.folder()
+  # Reading the data and computing features may take an hour.
+  if features and kept is not None and models.needs_features(config.model.name):
+    data.cache.check_folder(kept)
+  with bounds.of_data():
+    train, test = data.load(
+      config.data.name,
+      data_dir=config.data.data_dir,
+      max_length=config.data.max_length,
+      num_classes=config.data.num_classes,
+      num_examples=config.data.num_examples,
+      resident=config.resident,
+      declaration=config.data.declaration,
+    )
   unread_lib.refuse(config, unused.of_dataset(train))
   loaded = preprocessed(config, train, test)
   return with_features(config, loaded) if features else loaded

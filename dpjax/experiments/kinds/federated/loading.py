@@ -45,7 +45,8 @@ def with_features(
 def _natural(config: FedConfig) -> tuple[Federation, Any]:
   """Loads clients named by the data. Test clients are scored together, and need not be in
   training."""
-  train, test = config.partition.make(config.data)
+  with bounds.of_data():
+    train, test = config.partition.make(config.data)
   fed_bounds.local_batch(config, len(train))
   unread_lib.refuse(config, unused.of_dataset(train.dataset))
   sets = build_central.preprocessed(central(config), train.dataset, test.dataset)

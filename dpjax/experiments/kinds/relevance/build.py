@@ -226,13 +226,14 @@ def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
 def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
-    train, test = data_lib.load(
-      config.data.name,
-      data_dir=config.data.data_dir,
-      num_classes=config.data.num_classes,
-      num_examples=config.data.num_examples,
-      declaration=config.data.declaration,
-    )
+    with bounds.of_data():
+      train, test = data_lib.load(
+        config.data.name,
+        data_dir=config.data.data_dir,
+        num_classes=config.data.num_classes,
+        num_examples=config.data.num_examples,
+        declaration=config.data.declaration,
+      )
     data_lib.needs_classes(train, "launch.relevance")
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
