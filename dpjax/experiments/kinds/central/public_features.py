@@ -104,7 +104,8 @@ def computed(
       yield from features.counted(chunks, len(dataset), bar)
 
   # The digest of the weights: features of other weights are others.
-  settings = (shape, trunk, public_trunks.TRUNKS[trunk].sha256, config.mirrored)
+  network = public_trunks.TRUNKS[trunk]
+  settings = (shape, trunk, network.sha256, network.size, config.mirrored)
   return features.ComputedFeatures(shape, settings, _CODE, make)
 
 

@@ -1,0 +1,22 @@
+"""CIFAR-10 over epsilon .5 to 8 on features of a public VGG16 of 96x96 images, three seeds.
+
+  python -m launch.sweep --config=configs/sweeps/cifar10_vgg_96.py --workdir=runs/cifar10_vgg_96
+
+The runs of configs/sweeps/cifar10_vgg.py with four times the pixels. Its learning rates are taken
+over as they are. The features take about two hours of one core, once: set DPJAX_CACHE_DIR to keep
+them. Needs what that config needs.
+"""
+
+from configs.sweeps import cifar10_vgg
+from dpjax.experiments.sweeps.grid import SweepConfig
+
+
+def get_config() -> SweepConfig:
+  """Fifteen runs of `vgg16_96_linear`."""
+  config = cifar10_vgg.get_config()
+  config.base.model.name = "vgg16_96_linear"
+  config.variants = {
+    name.replace("VGG16", "VGG16 at 96x96"): row for name, row in config.variants.items()
+  }
+  config.title = "CIFAR-10, features of ImageNet's VGG16 at 96x96 + linear"
+  return config
