@@ -512,24 +512,19 @@ def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
   """
   if not form.plain or jnp.finfo(dtype).bits > 32:
     return 1
-  wanted = max(1, -(-form.rows * count // _ROWS_OF_SUM))
-  if made_for.platform() == "cpu":
-    wanted = max(wanted, -(-count // _examples_of_sum(form.rows)))
-  wanted = min(wanted, count)
+  wanted = min(max(1, -(-form.rows * count // _ROWS_OF_SUM)), count)
   # A divisor needs no further part, which would be compiled again.
   even = (d for d in range(wanted, min(4 * wanted, count) + 1) if count % d == 0)
   return next(even, wanted)
 
 
 def _examples_of_sum(rows: int) -> int:
-  """Returns of how many examples the rows are added one after the other.
+  """Returns of how many examples the rows of a table may be added one after the other.
 
   N examples of T rows make a sum of up to N bounds, which rounds each row by N eps / 2. One
   example more may change T N of those roundings. Of one row each that is .016 bounds for the
   number below. Rows that cancel reach up to 32 bounds, so half of that are in the sum at once.
   """
-  # An example may have no rows.
-  rows = max(rows, 1)
   large = 1 if rows == 1 else _MOST_REACH / 2
   return max(1, int(trees.ADDED_AT_ONCE / math.sqrt(rows * large)))
 
