@@ -64,14 +64,16 @@ def microbatched(
 
     def body(total, part):
       more, aux = of_part(params, *part)
-      return trees.add(total, more), aux
+      return total.plus(more), aux
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
     # A carry keeps its type: under shard_map the sums differ between devices.
-    zero = as_varying_as(parts, zero)
-    total, aux = jax.lax.scan(body, zero, parts)
+    begun = as_varying_as(parts, trees.ExactSum.of(zero))
+    total, aux = jax.lax.scan(body, begun, parts)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]
-    return ClippedSum(total, norms, losses, shapes.l2_bound, shapes.group_bounds, mask)
+    return ClippedSum(
+      total.value(), norms, losses, shapes.l2_bound, shapes.group_bounds, mask
+    )
 
   return wrapped

@@ -173,7 +173,9 @@ def test_the_loop_over_rare_rows_stands_alone_in_a_branch():
   )
   jaxpr = jax.make_jaxpr(lambda p: grad_fn(p, batch, True).total)(params).jaxpr
   # One for norms that squares cannot tell and for terms that underflow.
-  assert list(_beside_loops(jaxpr)) == [0]
+  (beside,) = _beside_loops(jaxpr)
+  # Each sum begins with nothing left out, and ends rounded.
+  assert beside <= 4 * len(params)
 
 
 def test_flax_transposed_convolution():

@@ -362,23 +362,23 @@ def _with_rows_alone(
     gradients = [unit_rules.gradient_of(unit, flow, recorded, row) for unit in ordered]
     terms, norm = on_settled(clipped, gradients)
     more = {
-      i: tuple(s + t.astype(s.dtype) for s, t in zip(sums[i], each))
+      i: tuple(t.astype(s.dtype) for s, t in zip(sums.total[i], each))
       for i, each in enumerate(terms)
     }
-    return more, norms.at[row].set(norm.astype(norms.dtype))
+    return sums.plus(more), norms.at[row].set(norm.astype(norms.dtype))
 
   # The carry of the loop keeps its type, also under shard_map.
-  first = as_varying_as((recorded, rare), (sums, norms))
-  return _row_by_row(add, rare, first)
+  return _row_by_row(add, rare, as_varying_as((recorded, rare), (sums, norms)))
 
 
 def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any) -> Any:
   """Returns fn(... fn(fn(first, i), j) ..., k) over the rows i < j < ... < k that are True.
 
   Args:
-    fn: `(carry, row) -> carry`; it may close over arrays of the whole batch.
+    fn: `(carry, row) -> carry`, of `ExactSum`s and what stands beside them; it may close over
+      arrays of the whole batch.
     rows: [B] bool.
-    first: the first carry.
+    first: the first carry, sums and what stands beside them.
   """
 
   def step(state):
@@ -388,7 +388,11 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
 
   @rarely_taken
   def loop(state):
-    return lax.while_loop(lambda state: jnp.any(state[0]), step, state)
+    rows, (sums, beside) = state
+    begun = as_varying_as((rows, sums), trees.ExactSum.of(sums))
+    any_left = lambda state: jnp.any(state[0])
+    rows, (sums, beside) = lax.while_loop(any_left, step, (rows, (begun, beside)))
+    return rows, (sums.value(), beside)
 
   # XLA copies the closure of a loop, even for a loop of no steps. In a conditional it
   # copies only if there are such rows. Otherwise scattering features would cost four times

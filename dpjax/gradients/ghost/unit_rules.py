@@ -47,8 +47,12 @@ _STRAY = 0.04
 # Clip norms that the rows of a usual example may reach. Networks reached 0 to 5 of them, and
 # 15 with LoRA.
 _USUAL_REACH = 8.0
+# Clip norms that the rows of an example may reach at most, unless it is added alone.
+_MOST_REACH = 32.0
 # Rows of a batch that are multiplied in one sum: of these, an example may reach 32 clip norms.
 _ROWS_OF_SUM = 40_000
+# Rows of a table that are added one after the other.
+_ROWS_OF_TABLE = 256
 
 
 class Norms(NamedTuple):
@@ -418,9 +422,10 @@ def _one_by_one(
 
   def body(total, part):
     terms = jax.vmap(clipped_term)(*part)  # of each leaf: [chunk, *leaf]
-    return tuple(t + jnp.sum(each, axis=0) for t, each in zip(total, terms)), None
+    return total.plus(tuple(map(trees.pairwise_sum, terms))), None
 
-  return lax.scan(body, as_varying_as(seen, begun), jax.tree.map(cut, seen))[0]
+  first_sums = as_varying_as(seen, trees.ExactSum.of(begun))
+  return lax.scan(body, first_sums, jax.tree.map(cut, seen))[0].value()
 
 
 def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
@@ -493,7 +498,8 @@ def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Arra
     form.rows * count // _parts_of(form, first.reach.dtype, count) for form in unit.forms
   )
   allowed = _STRAY / (max(rows, 1) * float(jnp.finfo(first.reach.dtype).eps) / 4)
-  far = factor * first.reach / bound / max(allowed, _USUAL_REACH)
+  # Others may be at that limit, too: together they make the sum large (`_examples_of_sum`).
+  far = factor * first.reach / bound / max(min(allowed, _MOST_REACH), _USUAL_REACH)
   # A dropped example may have a reach beyond the floats.
   return jnp.where(factor != 0, far, 0)
 
@@ -501,14 +507,26 @@ def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Arra
 def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
   """Returns in how many parts the rows of a batch are multiplied and summed.
 
-  Convolutions stay out of loops, and each part of a table would be as large as the table. Rows in
+  Convolutions stay out of loops, and tables have parts of their own (`_table_sum`). Rows in
   double precision need no parts.
   """
   if not form.plain or jnp.finfo(dtype).bits > 32:
     return 1
-  wanted = max(1, -(-form.rows * count // _ROWS_OF_SUM))
-  parts = [d for d in range(wanted, min(4 * wanted, count) + 1) if count % d == 0]
-  return parts[0] if parts else 1
+  wanted = min(max(1, -(-form.rows * count // _ROWS_OF_SUM)), count)
+  # A divisor needs no further part, which would be compiled again.
+  even = (d for d in range(wanted, min(4 * wanted, count) + 1) if count % d == 0)
+  return next(even, wanted)
+
+
+def _examples_of_sum(rows: int) -> int:
+  """Returns of how many examples the rows of a table may be added one after the other.
+
+  N examples of T rows make a sum of up to N bounds, which rounds each row by N eps / 2. One
+  example more may change T N of those roundings. Of one row each that is .016 bounds for the
+  number below. Rows that cancel reach up to 32 bounds, so half of that are in the sum at once.
+  """
+  large = 1 if rows == 1 else _MOST_REACH / 2
+  return max(1, int(trees.ADDED_AT_ONCE / math.sqrt(rows * large)))
 
 
 def _weighted(x: jax.Array, factor: jax.Array, finite: bool | None) -> jax.Array:
@@ -586,24 +604,30 @@ def _in_parts(fn: Callable, args: Any, parts: int, depth: int) -> tuple[jax.Arra
   Args:
     fn: function of factors, operands and cotangents.
     args: factors [B], and the others [*loops, B, ...].
-    parts: how many; a divisor of B.
+    parts: how many, at most B. What is left over where B is no multiple is one more.
     depth: number of loops.
   """
   factor, *recorded = args
-  size = factor.shape[0] // parts
+  size = -(-factor.shape[0] // parts)
+  parts, left_over = divmod(factor.shape[0], size)
 
-  def part(i):
-    cut = functools.partial(lax.dynamic_slice_in_dim, start_index=i * size, slice_size=size)
+  def rows(start, size):
+    cut = functools.partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
     return (cut(factor), *jax.tree.map(functools.partial(cut, axis=depth), recorded))
 
+  part = lambda i: rows(i * size, size)
   shapes = jax.eval_shape(lambda: fn(part(0)))
   zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
   def add(total, i):
-    return jax.tree.map(jnp.add, total, fn(part(i))), None
+    return total.plus(fn(part(i))), None
 
   # Under shard_map the carry must vary over the mesh as its terms do.
-  return lax.scan(add, as_varying_as(args, zero), jnp.arange(parts))[0]
+  begun = as_varying_as(args, trees.ExactSum.of(zero))
+  total = lax.scan(add, begun, jnp.arange(parts))[0]
+  if left_over:
+    total = total.plus(fn(rows(parts * size, left_over)))
+  return total.value()
 
 
 def _transpose_at(site: Site, seen, args, *, call, finite):
@@ -626,6 +650,10 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
 
   if form is None or not form.plain:
     data, cotangents = call(clipped, args)  # [*loops, B, ...]
+    if (
+      form is not None and form.one_hot and _is_long(form, cotangents[0].dtype, len(factor))
+    ):
+      return (form.unflatten(_table_sum(form.build(data, cotangents), form.left)),)
     wide = form is not None
     exactness = lax.Precision.HIGHEST
     # The norm of a table's rows is not charged for rounded products.
@@ -644,6 +672,52 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
     return multiplied(*clipped(args))
 
   return lax.cond(finite, as_it_lies, without_rows, *args)
+
+
+def _is_long(form: RowForm, dtype: Any, count: int) -> bool:
+  """Whether rows of a table are added in parts. `form` is that of the whole batch."""
+  # Other devices are left as they are: nobody has timed parts there.
+  left = jnp.finfo(dtype).bits > 32 or made_for.platform() != "cpu"
+  few = form.rows <= _ROWS_OF_TABLE or count <= _examples_of_sum(form.rows // count)
+  return not left and not few
+
+
+def _table_sum(rows: RowFactors, size: int) -> jax.Array:
+  """Adds the rows of a batch to those of a table: [N, size, P].
+
+  Part by part: the rows of one token are added up first, then once to the table. What that rounding
+  leaves out is kept beside it (`trees.ExactSum`).
+  """
+  count = rows.right.shape[1]
+  parts = -(-count // _ROWS_OF_TABLE)
+  missing = parts * _ROWS_OF_TABLE - count
+
+  def of_block(tokens, values):  # [T], [T, P]
+    tokens = jnp.pad(tokens, (0, missing), constant_values=-1)
+    values = jnp.pad(values, ((0, missing), (0, 0)))
+    cut = lambda x: x.reshape(parts, _ROWS_OF_TABLE, *x.shape[1:])
+
+    row = jnp.arange(_ROWS_OF_TABLE)
+
+    def add(carry, part):
+      tokens, values = part
+      # The first row of each token has their sum.
+      same = tokens[:, None] == tokens[None]
+      first = jnp.min(jnp.where(same, row[None], _ROWS_OF_TABLE), axis=1)
+      sums = jnp.zeros_like(values).at[first].add(values)
+      # Others are outside of the table, and add nothing.
+      place = jnp.where((first == row) & (tokens >= 0), tokens, size)
+      total, left_out = jnp.split(carry.at[place].get(mode="fill", fill_value=0), 2, axis=1)
+      after = jnp.concatenate(trees.exact_plus(total, left_out, sums), axis=1)
+      return carry.at[place].set(after, mode="drop"), None
+
+    # Sums, and beside each what its roundings have left out.
+    empty = jnp.zeros((size, 2 * values.shape[-1]), values.dtype)
+    begun = as_varying_as((tokens, values), empty)
+    both = lax.scan(add, begun, (cut(tokens), cut(values)))[0]
+    return trees.ExactSum(*jnp.split(both, 2, axis=1)).value()
+
+  return jax.vmap(of_block)(rows.left, trees.at_least_float32(rows.right))
 
 
 def _multiplied(form: RowForm, data, cotangents) -> tuple[jax.Array]:
