@@ -3,8 +3,8 @@
   python -m launch.sweep --config=configs/sweeps/cifar10_vgg_96.py --workdir=runs/cifar10_vgg_96
 
 The runs of configs/sweeps/cifar10_vgg.py with four times the pixels. Its learning rates are taken
-over as they are. The features take about two hours of one core, once: set DPJAX_CACHE_DIR to keep
-them. Needs what that config needs.
+over as they are. The features take an hour and a half of one core, once: set DPJAX_CACHE_DIR to
+keep them. Needs what that config needs.
 """
 
 from configs.sweeps import cifar10_vgg
