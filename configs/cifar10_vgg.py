@@ -10,8 +10,9 @@ DPJAX_CACHE_DIR to keep them.
 
 Expected: test accuracy .803 at epsilon 1, .833 at 3 and .851 at 8, means of three seeds
 (results/cifar10_vgg); .847, .874 and .883 with --config.model.name=vgg16_96_linear, whose features
-take an hour and a half (results/cifar10_vgg_96); .643 at 1 of scattering features (results/cifar10_curves). The learning rate
-of configs/sweeps/cifar10_vgg.py rises with epsilon. It was chosen on test accuracy.
+take an hour and a half (results/cifar10_vgg_96); .643 at 1 of scattering features
+(results/cifar10_curves). The learning rate of configs/sweeps/cifar10_vgg.py rises with epsilon. It
+was chosen on test accuracy.
 Hardware: 2 CPU cores beside much else, 70 s a run after the features.
 """
 
