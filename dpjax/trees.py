@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -201,57 +201,6 @@ def pairwise_sum(x: jax.Array) -> jax.Array:
     half = x.shape[0] // 2
     x = jnp.concatenate([x[:half] + x[half : 2 * half], x[2 * half :]])
   return x[0]
-
-
-class ExactSum(NamedTuple):
-  """A running sum of trees, with what its roundings have left out.
-
-  A sum of n terms that are added one after the other is rounded n times, each time by what the
-  sum so far allows. So one term more can change n roundings. Here it changes one.
-  """
-
-  total: Any
-  left_out: Any
-
-  @classmethod
-  def of(cls, total: Any) -> ExactSum:
-    """Begins with a tree of at least float32."""
-    return cls(total, jax.tree.map(jnp.zeros_like, total))
-
-  def plus(self, more: Any) -> ExactSum:
-    """Adds a tree."""
-    both = jax.tree.map(exact_plus, self.total, self.left_out, more)
-    pick = lambda i: jax.tree.map(lambda _, pair: pair[i], self.total, both)
-    return ExactSum(pick(0), pick(1))
-
-  def value(self) -> Any:
-    """Returns the sum, rounded once."""
-
-    def rounded(total, left_out):
-      # Beyond the floats nothing is known of what was left out.
-      return total + jnp.where(jnp.isfinite(left_out), left_out, 0)
-
-    return jax.tree.map(rounded, self.total, self.left_out)
-
-
-def exact_plus(
-  total: jax.Array, left_out: jax.Array, more: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Adds to a running sum: (its float, and what that leaves out)."""
-  total, rest = two_sum(total, more)
-  # Moved up at once, or what is left out would grow until it were rounded like a sum.
-  return two_sum(total, left_out + rest)
-
-
-def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns fl(a + b), and a + b - fl(a + b), exactly (Knuth).
-
-  >>> [float(x) for x in two_sum(jnp.float32(2**24), jnp.float32(1))]
-  [16777216.0, 1.0]
-  """
-  total = a + b
-  of_b = total - a
-  return total, (a - (total - of_b)) + (b - of_b)
 
 
 def is_key(leaf: object) -> bool:

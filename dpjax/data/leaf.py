@@ -20,9 +20,9 @@ import numpy as np
 from dpjax.data import natural, text
 from dpjax.data.dataset import from_arrays
 from dpjax.data.federation import Federation
-from dpjax.data.npz import UNDECLARED
+from dpjax.data.npz import in_data, undeclared
 from dpjax.data.registry import user_path
-from dpjax.validate import UserError, about, first_line, integer_at_least, no_pipe
+from dpjax.validate import UserError, first_line, integer_at_least, no_pipe
 
 PREPARE = "write it with ./preprocess.sh of a data set of github.com/TalwalkarLab/leaf"
 # Place of the text in a row of Sent140: id, date, query, user, text.
@@ -71,7 +71,7 @@ def leaf_federation(
   integer_at_least(1, max_length=max_length)
   root = user_path(name, data_dir)
   options = (num_classes, max_length, shape, max_examples)
-  with about("name", os.fspath(name), but=("num_classes",)):
+  with in_data(os.fspath(name)):
     train, test = (_split(root, split, *options) for split in ("train", "test"))
   return natural.paired(train, test, os.fspath(name))
 
@@ -97,7 +97,7 @@ def _split(
   _, is_text, next_character = kinds.pop()
   declared = _BYTES if next_character else num_classes
   if declared is None:
-    raise UserError(f"{UNDECLARED}; {root.name!r:.80} declares none", field="num_classes")
+    raise undeclared(f"{root.name!r:.80} declares none")
   if num_classes not in (None, declared):
     raise UserError(
       f"a next character is one of {declared}", field="num_classes", value=num_classes

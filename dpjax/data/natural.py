@@ -192,10 +192,8 @@ def natural_federation(
       name, root, client_id, max_length=max_length, num_classes=num_classes
     )
   make = lambda part: by_client(*part, max_examples=max_examples)
-  try:
+  with validate.about("client_id", client_id):
     return paired(make(parts[0]), make(parts[1]), name)
-  except UserError as error:
-    raise UserError(f"{error}", field="client_id", value=client_id) from error
 
 
 def _of_user(name: str, client_id: str, max_examples: int | None) -> Pair:

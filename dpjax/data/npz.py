@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pathlib
@@ -19,12 +20,6 @@ from dpjax.validate import UserError, Verbatim, about, first_line, listed, no_pi
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 # Letters of the names in a file that an error lists.
 _MOST_NAMES = 80
-UNDECLARED = (
-  "must be declared, since counting private labels would let one record decide the shape of "
-  "the model"
-)
-# Errors about them name no file: the caller's own value is wrong, or absent.
-_ARGUMENTS = ("num_classes",)
 _NO_HEADER = (
   MemoryError,  # it promises more than there is
   OverflowError,
@@ -43,6 +38,27 @@ _UNREADABLE = (
   zipfile.BadZipFile,
   zlib.error,
 )
+
+
+def in_data(name: Any) -> contextlib.AbstractContextManager[None]:
+  """Makes errors inside those of `name=`, a file or a data set.
+
+  An error about `num_classes` stays: the caller's own value is wrong, or absent.
+  """
+  return about("name", name, but=("num_classes",))
+
+
+def undeclared(where: str) -> UserError:
+  """Returns the error of data whose number of classes nobody declares.
+
+  >>> undeclared("'a.json' declares none").field
+  'num_classes'
+  """
+  return UserError(
+    "must be declared, since counting private labels would let one record decide the shape of "
+    f"the model; {where}",
+    field="num_classes",
+  )
 
 
 def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -82,10 +98,7 @@ def _num_classes(
 ) -> int:
   declared = _declared(arrays, "num_classes")
   if declared is None and asked_classes is None:
-    raise UserError(
-      f"{UNDECLARED}: here, or as an integer `num_classes` in {name!r:.80}",
-      field="num_classes",
-    )
+    raise undeclared(f"give it, or write an integer `num_classes` into {name!r:.80}")
   if None not in (declared, asked_classes) and declared != asked_classes:
     raise UserError(
       f"the file declares {declared}", field="num_classes", value=asked_classes
@@ -149,7 +162,7 @@ def _load(
 ) -> tuple[tuple[Dataset, Dataset], dict[str, np.ndarray]]:
   """Returns both splits, and every array of the file."""
   path = pathlib.Path(path)
-  with about("name", Verbatim(f"'{path}'"), but=_ARGUMENTS):
+  with in_data(Verbatim(f"'{path}'")):
     arrays = arrays_of(path)
     missing = [key for key in fields if key not in arrays]
     if missing:
@@ -184,7 +197,7 @@ def load_folder(
     UserError: as `load_npz`.
   """
   path = pathlib.Path(path)
-  with about("name", Verbatim(f"'{path}/'"), but=_ARGUMENTS):
+  with in_data(Verbatim(f"'{path}/'")):
     if not os.path.isdir(path):
       raise UserError("there is no such folder")
     arrays = {

@@ -22,7 +22,7 @@ import numpy as np
 from dpjax import optional, validate
 from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays, in_files
-from dpjax.data.npz import UNDECLARED
+from dpjax.data.npz import in_data, undeclared
 from dpjax.data.published import PUBLISHED
 from dpjax.data.rows import stay_in_files
 from dpjax.validate import UserError
@@ -102,7 +102,7 @@ def _quiet() -> Iterator[None]:
 def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
   """Ends in one line: TFDS and its libraries raise many types, mostly with long messages."""
   try:
-    with validate.about("name", name, but=("num_classes",)):
+    with in_data(name):
       yield
   except UserError:
     raise
@@ -292,7 +292,7 @@ def _read_all(
   # dataset_info.json is public.
   num_classes = getattr(info.features[keys[1]], "num_classes", None) or declared
   if num_classes is None:
-    raise UserError(f"{UNDECLARED}; {name!r:.80} declares none", field="num_classes")
+    raise undeclared(f"{name!r:.80} declares none")
   errors = functools.partial(_one_line_errors, name, root)
   records = [_Records(source, keys[0], max_length, errors) for source in sources]
   # The first record determines the type of all.

@@ -25,10 +25,10 @@ import numpy as np
 from dpjax.data import natural, text
 from dpjax.data.dataset import from_arrays
 from dpjax.data.federation import Federation
-from dpjax.data.npz import UNDECLARED
+from dpjax.data.npz import in_data, undeclared
 from dpjax.data.prepared import stored_features, stored_values
 from dpjax.data.registry import user_path
-from dpjax.validate import UserError, about, first_line, integer_at_least, listed
+from dpjax.validate import UserError, first_line, integer_at_least, listed
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 # name for `launch.prepare` -> the database; its address is URL, the file and .lzma
@@ -99,13 +99,13 @@ def tff_federation(
     integer_at_least(1, max_examples=max_examples)
   path = user_path(name, data_dir)
   most = max_examples
-  with about("name", name, but=("num_classes",)):
+  with in_data(name):
     with _one_line_errors():
       read = _h5_pair if name.endswith(_TRAIN) else _sqlite_pair
       train, test, kind = read(_file_of(path), max_length, most)
     declared = num_classes if kind.labelled else 1
     if declared is None:
-      raise UserError(f"{UNDECLARED}; {path.name!r:.80} declares none", field="num_classes")
+      raise undeclared(f"{path.name!r:.80} declares none")
     if num_classes not in (None, declared):
       raise UserError(
         "text without labels has no classes", field="num_classes", value=num_classes

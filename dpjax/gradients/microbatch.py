@@ -14,6 +14,7 @@ import numpy as np
 
 from dpjax import trees
 from dpjax.gradients.convolutions import canonical_convolutions
+from dpjax.gradients.exact_sum import ExactSum
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.types import ArrayTree, ClippedSum
 
@@ -69,7 +70,7 @@ def microbatched(
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
     # A carry keeps its type: under shard_map the sums differ between devices.
-    begun = as_varying_as(parts, trees.ExactSum.of(zero))
+    begun = as_varying_as(parts, ExactSum.of(zero))
     total, aux = jax.lax.scan(body, begun, parts)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]
     return ClippedSum(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -63,24 +62,6 @@ def within(section: str) -> Iterator[None]:
     yield
   except UserError as error:
     raise error.within(section) from error
-
-
-@contextlib.contextmanager
-def of_data() -> Iterator[None]:
-  """Makes errors about arguments of `dpjax.data` name the fields of `config.data`.
-
-  >>> with of_data():
-  ...   raise UserError("there is no such file", field="name", value="a.npz")
-  Traceback (most recent call last):
-  ...
-  dpjax.validate.UserError: data.name='a.npz': there is no such file
-  """
-  try:
-    yield
-  except UserError as error:
-    if error.field in (field.name for field in dataclasses.fields(DataConfig)):
-      raise error.within("data") from error
-    raise
 
 
 @contextlib.contextmanager

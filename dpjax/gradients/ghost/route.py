@@ -45,6 +45,7 @@ from dpjax.branches import rarely_taken
 from dpjax.gradients import clipping
 from dpjax.gradients.clip import Clip
 from dpjax.gradients.equations import is_literal
+from dpjax.gradients.exact_sum import ExactSum
 from dpjax.gradients.ghost import (
   jaxpr_sites,
   lengths,
@@ -389,7 +390,7 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
   @rarely_taken
   def loop(state):
     rows, (sums, beside) = state
-    begun = as_varying_as((rows, sums), trees.ExactSum.of(sums))
+    begun = as_varying_as((rows, sums), ExactSum.of(sums))
     any_left = lambda state: jnp.any(state[0])
     rows, (sums, beside) = lax.while_loop(any_left, step, (rows, (begun, beside)))
     return rows, (sums.value(), beside)

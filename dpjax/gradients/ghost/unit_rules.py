@@ -19,6 +19,7 @@ from jax import lax
 from dpjax import trees
 from dpjax.branches import rarely_taken
 from dpjax.gradients import equations
+from dpjax.gradients.exact_sum import ExactSum, exact_plus
 from dpjax.gradients.ghost import cost_model, lengths, precision, row_forms, tapped
 from dpjax.gradients.ghost.jaxpr_sites import Loop, Site
 from dpjax.gradients.ghost.lengths import Length
@@ -424,7 +425,7 @@ def _one_by_one(
     terms = jax.vmap(clipped_term)(*part)  # of each leaf: [chunk, *leaf]
     return total.plus(tuple(map(trees.pairwise_sum, terms))), None
 
-  first_sums = as_varying_as(seen, trees.ExactSum.of(begun))
+  first_sums = as_varying_as(seen, ExactSum.of(begun))
   return lax.scan(body, first_sums, jax.tree.map(cut, seen))[0].value()
 
 
@@ -623,7 +624,7 @@ def _in_parts(fn: Callable, args: Any, parts: int, depth: int) -> tuple[jax.Arra
     return total.plus(fn(part(i))), None
 
   # Under shard_map the carry must vary over the mesh as its terms do.
-  begun = as_varying_as(args, trees.ExactSum.of(zero))
+  begun = as_varying_as(args, ExactSum.of(zero))
   total = lax.scan(add, begun, jnp.arange(parts))[0]
   if left_over:
     total = total.plus(fn(rows(parts * size, left_over)))
@@ -686,7 +687,7 @@ def _table_sum(rows: RowFactors, size: int) -> jax.Array:
   """Adds the rows of a batch to those of a table: [N, size, P].
 
   Part by part: the rows of one token are added up first, then once to the table. What that rounding
-  leaves out is kept beside it (`trees.ExactSum`).
+  leaves out is kept beside it (`ExactSum`).
   """
   count = rows.right.shape[1]
   parts = -(-count // _ROWS_OF_TABLE)
@@ -708,14 +709,14 @@ def _table_sum(rows: RowFactors, size: int) -> jax.Array:
       # Others are outside of the table, and add nothing.
       place = jnp.where((first == row) & (tokens >= 0), tokens, size)
       total, left_out = jnp.split(carry.at[place].get(mode="fill", fill_value=0), 2, axis=1)
-      after = jnp.concatenate(trees.exact_plus(total, left_out, sums), axis=1)
+      after = jnp.concatenate(exact_plus(total, left_out, sums), axis=1)
       return carry.at[place].set(after, mode="drop"), None
 
     # Sums, and beside each what its roundings have left out.
     empty = jnp.zeros((size, 2 * values.shape[-1]), values.dtype)
     begun = as_varying_as((tokens, values), empty)
     both = lax.scan(add, begun, (cut(tokens), cut(values)))[0]
-    return trees.ExactSum(*jnp.split(both, 2, axis=1)).value()
+    return ExactSum(*jnp.split(both, 2, axis=1)).value()
 
   return jax.vmap(of_block)(rows.left, trees.at_least_float32(rows.right))
 

@@ -33,7 +33,7 @@ from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.config.optimizers import SCHEDULE_FREE, Noise
-from dpjax.experiments.kinds import audits, bounds, unused
+from dpjax.experiments.kinds import audits, bounds, data_section, unused
 from dpjax.experiments.kinds.central import (
   audit,
   facts,
@@ -208,16 +208,9 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
   # Reading the data and computing features may take an hour.
   if features and kept is not None and models.needs_features(config.model.name):
     data.cache.check_folder(kept)
-  with bounds.of_data():
-    train, test = data.load(
-      config.data.name,
-      data_dir=config.data.data_dir,
-      max_length=config.data.max_length,
-      num_classes=config.data.num_classes,
-      num_examples=config.data.num_examples,
-      resident=config.resident,
-      declaration=config.data.declaration,
-    )
+  train, test = data_section.load(
+    config.data, max_length=config.data.max_length, resident=config.resident
+  )
   unread_lib.refuse(config, unused.of_dataset(train))
   loaded = preprocessed(config, train, test)
   return with_features(config, loaded) if features else loaded

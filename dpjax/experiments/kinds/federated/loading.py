@@ -10,7 +10,7 @@ import numpy as np
 from dpjax.data import Federation, needs_arrays, needs_classes
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds import bounds, unused
+from dpjax.experiments.kinds import bounds, data_section, unused
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import bounds as fed_bounds
@@ -45,7 +45,7 @@ def with_features(
 def _natural(config: FedConfig) -> tuple[Federation, Any]:
   """Loads clients named by the data. Test clients are scored together, and need not be in
   training."""
-  with bounds.of_data():
+  with data_section.errors_of_data():
     train, test = config.partition.make(config.data)
   fed_bounds.local_batch(config, len(train))
   unread_lib.refuse(config, unused.of_dataset(train.dataset))

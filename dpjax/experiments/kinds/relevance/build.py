@@ -29,7 +29,7 @@ from dpjax import metrics, models, relevance
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import to_dict
-from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import bounds, data_section
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.relevance import audit, relevance_pictures, unused
@@ -226,14 +226,7 @@ def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
 def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
   key = tuple(dataclasses.asdict(config.data).values())
   if key not in loaded:
-    with bounds.of_data():
-      train, test = data_lib.load(
-        config.data.name,
-        data_dir=config.data.data_dir,
-        num_classes=config.data.num_classes,
-        num_examples=config.data.num_examples,
-        declaration=config.data.declaration,
-      )
+    train, test = data_section.load(config.data)
     data_lib.needs_classes(train, "launch.relevance")
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
