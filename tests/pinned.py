@@ -7,6 +7,7 @@ A program that a test starts by itself, and that goes on from a run of the test,
 
 from dpjax.experiments.run import config_names
 from dpjax.run_code import packages
+from tests import quick_compile
 
 _SHA256 = "c21d5a959dd5011a7491d27fd25a9ae93d563ef865c0c09b5cb02c027fac8a5e"
 
@@ -17,3 +18,5 @@ def pin() -> None:
   config_names.VERSION = 1
   packages._DPJAX = _SHA256
   packages.versions.cache_clear()
+  # Bits of two processes are compared, too.
+  quick_compile.install()

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests import commands
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 _COMMANDS = {
@@ -115,13 +117,15 @@ _NOT_LINEN = ("must return a linen module", "clipped_grad in a notebook")
 )
 def test_a_model_that_is_no_linen_module_is_one_line(launcher, model, words, tmp_path):
   (tmp_path / "own_nets.py").write_text(_OWN)
-  done = _launch(
-    launcher,
+  # Unlike the platform, which JAX reads as it is imported, own code needs no fresh interpreter.
+  path = os.pathsep.join([str(tmp_path), str(_ROOT)])
+  done = commands.run(
+    f"launch.{launcher}",
     *_COMMANDS[launcher],
     f"--workdir={tmp_path / 'run'}",
     f"--config.model.name=own_nets:{model}",
     "--config.model.options={}",
-    PYTHONPATH=os.pathsep.join([str(tmp_path), str(_ROOT)]),
+    env=os.environ | {"PYTHONPATH": path},
   )
   message = _one_line(done)
   assert f"own_nets:{model}" in message and all(word in message for word in words)

@@ -1,0 +1,34 @@
+"""Compiles what tests run in less than half the time, where that is all that they need.
+
+`JAX_DISABLE_MOST_OPTIMIZATIONS` asks XLA for no optimisations. On CPUs its newest code generator
+(fusion emitters, in MLIR) and its split of a program into 32 modules still take most of the time
+that the small programs of tests take to compile. Neither changes what a program means. Rooms of
+`conftest` that are compiled as users' programs are left as they are.
+"""
+
+import functools
+
+import jax
+from jax._src import compiler  # nothing public reaches operations outside `jax.jit`
+
+_FLAGS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+
+
+def install() -> None:
+  """Has this process, and those that it forks, compile so while optimisations are off."""
+  made = compiler.get_compile_options
+  if getattr(made, "quick", False):
+    return
+
+  @functools.wraps(made)
+  def options(*args, env_options_overrides=None, **kwargs):
+    asked = env_options_overrides
+    if jax.config.read("jax_disable_most_optimizations") and jax.default_backend() == "cpu":
+      asked = _FLAGS | (asked or {})
+    return made(*args, env_options_overrides=asked, **kwargs)
+
+  # dpjax asks whose code a run calls: this stands for a function of JAX.
+  file = made.__code__.co_filename
+  options.__code__ = options.__code__.replace(co_filename=file)
+  options.quick = True
+  compiler.get_compile_options = options
