@@ -24,6 +24,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 def run(module, *arguments, cwd=ROOT, env=None):
   """`python -m MODULE ARGUMENTS...` in `cwd`, with `env` in place of the environment.
 
+  Or `python MODULE ARGUMENTS...`, where it is a file.
+
   Returns:
     a `subprocess.CompletedProcess` with the exit code and both streams as text.
   """
@@ -51,7 +53,9 @@ def on_eight_devices(*arguments):
   Returns:
     what the last line that it prints holds, as JSON.
   """
-  flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+  devices = "--xla_force_host_platform_device_count=8"
+  quickly = importlib.import_module("tests.quick_compile").XLA_FLAGS
+  flags = {"XLA_FLAGS": f"{devices} {quickly}", "JAX_PLATFORMS": "cpu"}
   done = subprocess.run(
     [sys.executable, *arguments],
     cwd=ROOT,
@@ -108,7 +112,10 @@ def _become(module, arguments, cwd, env, out, err):
   sys.argv = [module, *arguments]
   code = None
   try:
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module.endswith(".py"):
+      runpy.run_path(module, run_name="__main__")
+    else:
+      runpy.run_module(module, run_name="__main__", alter_sys=True)
   except SystemExit as end:
     code = end.code
   if code is None or isinstance(code, int):

@@ -11,7 +11,7 @@ _CACHE = os.environ.get(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these four hold for commands of tests too
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.008")
 # Compiling takes longer than running here: half of all processor time. Rooms whose guarantee is a
 # rounding, and who optimise for long, are compiled as users' programs are.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -26,7 +26,18 @@ from tests import pinned, slow_cases  # noqa: E402
 pinned.pin()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-_MOST_MEMORY = 1.3e9  # bytes that a worker may hold between two tests
+
+def _all_memory() -> int:
+  """Bytes of this machine; 0 where the system does not say."""
+  try:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  except (AttributeError, ValueError, OSError):
+    return 0
+
+
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+# Bytes that a worker may hold between two tests: a compiled program holds more than a megabyte.
+_MOST_MEMORY = min(max(1.3e9, _all_memory() / 4 / _WORKERS), 3e9)
 _MORE_MEMORY = (
   0.2e9  # or so many more than it could not give back: libraries, their threads
 )
@@ -77,24 +88,22 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiled_as_for_users(request):
-  """Let go of at the end, by the next fixture, so that no room finds those of another."""
+  """JAX does not tell programs of the two ways apart, so none outlives a change of the way."""
   before = jax.config.read("jax_disable_most_optimizations")
-  optimized = request.path.parent.name in _OPTIMIZED
-  jax.config.update("jax_disable_most_optimizations", before and not optimized)
-  yield
-  jax.config.update("jax_disable_most_optimizations", before)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiled_programs_are_let_go():
-  """A worker that kept those of every file would grow to several gigabytes."""
+  quick = before and request.path.parent.name not in _OPTIMIZED
+  if quick == before:
+    yield
+    return
+  _let_go()
+  jax.config.update("jax_disable_most_optimizations", quick)
   yield
   _let_go()
+  jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(autouse=True)
 def _memory_is_given_back():
-  """Some files would grow to several gigabytes by themselves."""
+  """A worker that kept the programs of every file would grow to many gigabytes."""
   global _kept
   yield
   if _memory() > max(_MOST_MEMORY, _kept + _MORE_MEMORY):

@@ -12,6 +12,8 @@ import jax
 from jax._src import compiler  # nothing public reaches operations outside `jax.jit`
 
 _FLAGS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+# The same, for programs of tests that `install` nothing.
+XLA_FLAGS = " ".join(f"--{name}={value}".lower() for name, value in _FLAGS.items())
 
 
 def install() -> None:

@@ -16,8 +16,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -289,26 +287,9 @@ def test_a_wrong_command_is_seen():
       _check(wrong)
 
 
-_PARSE = """
-import importlib, json, sys
-from absl import flags
-module = importlib.import_module("launch." + sys.argv[1])
-getattr(module, "define_flags", lambda: None)()
-for words in json.load(sys.stdin):
-  try:
-    flags.FLAGS(["launcher", *words])
-  except flags.Error as error:
-    if not str(error).startswith("Missing value"):  # a sentence names the flag alone
-      print(words, error)
-"""
-
-
 def _refused(launcher: str, given: list[list[str]]) -> str:
   """What the launcher's own flags say of these words, in a process of its own: flags are global."""
-  command = [sys.executable, "-c", _PARSE, launcher]
-  done = subprocess.run(
-    command, input=json.dumps(given), capture_output=True, text=True, cwd=_ROOT
-  )
+  done = commands.run("tests.parsed_flags", launcher, json.dumps(given))
   assert done.returncode == 0, done.stderr
   return done.stdout
 
@@ -387,8 +368,7 @@ def test_python_blocks_of_a_page_run_in_their_order(page, tmp_path):
   script = tmp_path / "page.py"
   script.write_text(_blocks(page), encoding="utf-8")
   env = os.environ | {"TFDS_DATA_DIR": str(tmp_path), "PYTHONPATH": str(_ROOT)}
-  command = [sys.executable, str(script)]
-  done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+  done = commands.run(str(script), cwd=tmp_path, env=env)
   assert done.returncode == 0, done.stderr[-2000:]
 
 

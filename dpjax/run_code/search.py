@@ -83,6 +83,8 @@ class _Search:
     self._live: set[int] = set()  # ids of modules whose values were looked at
     self._values: dict[int, Any] = {}  # held, so that no other value gets its id
     self._specs: dict[str, Any] = {}
+    self._owned: dict[str, bool] = {}  # first name -> whether it is a user's
+    self._seen: set[tuple[str, bool, bool]] = set()  # arguments of `module`
     self._known_codes: dict[str, frozenset[str]] = {}  # file -> names of its byte code
 
   def modules(self) -> dict[str, str]:
@@ -187,6 +189,10 @@ class _Search:
       live: this run has imported it, so what it holds is part of the run.
       guess: it may be of no module; then it does not add a package's version.
     """
+    # Sources name the same modules again and again.
+    if (name, live, guess) in self._seen:
+      return
+    self._seen.add((name, live, guess))
     top = name.partition(".")[0]
     if not self._is_users(top):
       self._installed(top, guess=guess)
@@ -207,6 +213,11 @@ class _Search:
 
   def _is_users(self, top: str) -> bool:
     """Whether a first name is that of a user's file or folder."""
+    if top not in self._owned:
+      self._owned[top] = self._is_found_to_be_users(top)
+    return self._owned[top]
+
+  def _is_found_to_be_users(self, top: str) -> bool:
     if top in packages.DISTRIBUTIONS:
       return False
     spec = self._spec(top)
@@ -456,7 +467,13 @@ def _named(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _is_same(file: str | None, other: str) -> bool:
-  return file is not None and os.path.realpath(file) == os.path.realpath(other)
+  if file is None:
+    return False
+  try:
+    return os.path.samefile(file, other)
+  # One of them is gone.
+  except OSError:
+    return os.path.realpath(file) == os.path.realpath(other)
 
 
 def _held_by(function: types.FunctionType) -> list[Any]:

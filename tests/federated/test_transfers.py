@@ -28,6 +28,7 @@ from dpjax.federated import (
 )
 from dpjax.federated.cohort import LocalBatches
 from dpjax.validate import UserError
+from tests import quick_compile
 from tests.federated import problems, programs
 
 _KEY = jax.random.key(0)
@@ -114,7 +115,8 @@ def _transfers(text):
 def counted_bytes(request, tmp_path_factory):
   """(devices, bytes from the host by name, transfers by size, name and round)."""
   folder = tmp_path_factory.mktemp("transfers")
-  flags = f"--xla_force_host_platform_device_count={request.param}"
+  devices = f"--xla_force_host_platform_device_count={request.param}"
+  flags = f"{devices} {quick_compile.XLA_FLAGS}"
   program = programs.start(["-c", _ROUNDS], folder, "rounds", XLA_FLAGS=flags)
   try:
     assert program.code() == 0, program.err.read_text()[-3000:]

@@ -18,6 +18,7 @@ from dpjax.gradients.ghost.units import Rule
 from dpjax.models.wide_resnet import WsConv
 from dpjax.types import Example
 from dpjax.validate import UserError
+from tests import quick_compile
 from tests.gradients import ghost_oracle as oracle
 
 SIZE = 4
@@ -724,7 +725,8 @@ print("equal", "scan" in str(jax.make_jaxpr(lambda p: ghost(p, batch, True).tota
 
 def test_examples_are_clipped_before_devices_are_added_up():
   """Also those that are taken in a loop, and under a vmap over parameters."""
-  flags = dict(XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu")
+  devices = "--xla_force_host_platform_device_count=2"
+  flags = dict(XLA_FLAGS=f"{devices} {quick_compile.XLA_FLAGS}", JAX_PLATFORMS="cpu")
   done = subprocess.run(
     [sys.executable, "-c", _TWO_DEVICES],
     env=os.environ | flags,
