@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from dpjax.run_code import loaded
+
 # A model and a data set, as files of a user hold them.
 NET = '''
 import flax.linen as nn
@@ -43,8 +45,10 @@ def corners():
 
 @pytest.fixture
 def fresh(monkeypatch):
-  """A way into a folder as a process that begins there would go; leaves no module behind."""
+  """A way into a folder as a process that begins there would go; leaves no module behind, and
+  no load that a later test's run would be told to be edited."""
   before, path, here = {*sys.modules}, [*sys.path], os.getcwd()
+  loads = {file: dict(held) for file, held in loaded._LOADS.items()}
   monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
   def enter(folder):
@@ -58,3 +62,5 @@ def fresh(monkeypatch):
   yield enter
   enter(pathlib.Path(here))
   sys.path[:] = path
+  loaded._LOADS.clear()
+  loaded._LOADS.update(loads)
