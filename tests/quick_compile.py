@@ -18,14 +18,16 @@ XLA_FLAGS = " ".join(f"--{name}={value}".lower() for name, value in _FLAGS.items
 
 def install() -> None:
   """Has this process, and those that it forks, compile so while optimisations are off."""
-  made = compiler.get_compile_options
-  if getattr(made, "quick", False):
+  made = getattr(compiler, "get_compile_options", None)
+  if made is None or getattr(made, "quick", False):
     return
 
   @functools.wraps(made)
   def options(*args, env_options_overrides=None, **kwargs):
     asked = env_options_overrides
-    if jax.config.read("jax_disable_most_optimizations") and jax.default_backend() == "cpu":
+    # A compiler of another platform, also of one that is not here, may refuse these flags.
+    is_here = getattr(kwargs.get("backend"), "platform", None) == "cpu"
+    if jax.config.read("jax_disable_most_optimizations") and is_here:
       asked = _FLAGS | (asked or {})
     return made(*args, env_options_overrides=asked, **kwargs)
 
