@@ -53,9 +53,8 @@ def on_eight_devices(*arguments):
   Returns:
     what the last line that it prints holds, as JSON.
   """
-  devices = "--xla_force_host_platform_device_count=8"
-  quickly = importlib.import_module("tests.quick_compile").XLA_FLAGS
-  flags = {"XLA_FLAGS": f"{devices} {quickly}", "JAX_PLATFORMS": "cpu"}
+  xla_flags = importlib.import_module("tests.quick_compile").xla_flags(8)
+  flags = {"XLA_FLAGS": xla_flags, "JAX_PLATFORMS": "cpu"}
   done = subprocess.run(
     [sys.executable, *arguments],
     cwd=ROOT,

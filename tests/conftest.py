@@ -26,18 +26,10 @@ from tests import pinned, slow_cases  # noqa: E402
 pinned.pin()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-
-def _all_memory() -> int:
-  """Bytes of this machine; 0 where the system does not say."""
-  try:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-  except (AttributeError, ValueError, OSError):
-    return 0
-
-
+_QUICK = jax.config.read("jax_disable_most_optimizations")
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # Bytes that a worker may hold between two tests: a compiled program holds more than a megabyte.
-_MOST_MEMORY = min(max(1.3e9, _all_memory() / 4 / _WORKERS), 3e9)
+_MOST_MEMORY = min(max(1.3e9, allocator.machine_memory() / 4 / _WORKERS), 3e9)
 _MORE_MEMORY = (
   0.2e9  # or so many more than it could not give back: libraries, their threads
 )
@@ -89,16 +81,10 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True, scope="module")
 def _compiled_as_for_users(request):
   """JAX does not tell programs of the two ways apart, so none outlives a change of the way."""
-  before = jax.config.read("jax_disable_most_optimizations")
-  quick = before and request.path.parent.name not in _OPTIMIZED
-  if quick == before:
-    yield
-    return
-  _let_go()
-  jax.config.update("jax_disable_most_optimizations", quick)
-  yield
-  _let_go()
-  jax.config.update("jax_disable_most_optimizations", before)
+  quick = _QUICK and request.path.parent.name not in _OPTIMIZED
+  if quick != jax.config.read("jax_disable_most_optimizations"):
+    _let_go()
+    jax.config.update("jax_disable_most_optimizations", quick)
 
 
 @pytest.fixture(autouse=True)

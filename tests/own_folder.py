@@ -45,8 +45,10 @@ def corners():
 
 @pytest.fixture
 def fresh(monkeypatch):
-  """A way into a folder as a process that begins there would go; leaves no module behind, and
-  no load that a later test's run would be told to be edited."""
+  """A way into a folder as a process that begins there would go; leaves no module behind.
+
+  Nor a recorded load: a later run would find the loaded file edited, and be refused.
+  """
   before, path, here = {*sys.modules}, [*sys.path], os.getcwd()
   loads = {file: dict(held) for file, held in loaded._LOADS.items()}
   monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -2,8 +2,8 @@
 
 `JAX_DISABLE_MOST_OPTIMIZATIONS` asks XLA for no optimisations. On CPUs its newest code generator
 (fusion emitters, in MLIR) and its split of a program into 32 modules still take most of the time
-that the small programs of tests take to compile. Neither changes what a program means. Rooms of
-`conftest` that are compiled as users' programs are left as they are.
+that the small programs of tests take to compile. Without them a program means the same; last bits
+may differ. Packages that `conftest` compiles as users' programs are left as they are.
 """
 
 import functools
@@ -12,8 +12,12 @@ import jax
 from jax._src import compiler  # nothing public reaches operations outside `jax.jit`
 
 _FLAGS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
-# The same, for programs of tests that `install` nothing.
-XLA_FLAGS = " ".join(f"--{name}={value}".lower() for name, value in _FLAGS.items())
+
+
+def xla_flags(devices: int) -> str:
+  """XLA_FLAGS of a program that `install`s nothing, for so many devices made of a CPU."""
+  flags = {"xla_force_host_platform_device_count": devices} | _FLAGS
+  return " ".join(f"--{name}={value}".lower() for name, value in flags.items())
 
 
 def install() -> None:

@@ -40,4 +40,5 @@ def test_to_a_run_it_is_no_code_of_the_user():
 
 def test_flags_of_a_program_are_those():
   text = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-  assert text == quick_compile.XLA_FLAGS
+  devices = "--xla_force_host_platform_device_count=8"
+  assert quick_compile.xla_flags(8) == f"{devices} {text}"

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
 # Bytes held at a time in a pass over all rows.
@@ -208,7 +209,7 @@ def stay_in_files(nbytes: int, resident: bool | None) -> bool:
   """
   if resident is not None:
     return not resident
-  return 4 * nbytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  return 4 * nbytes > allocator.machine_memory()
 
 
 class File:

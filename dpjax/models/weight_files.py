@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
+from dpjax.parallel import allocator
 from dpjax.types import Params
 from dpjax.validate import UserError, no_pipe
 
@@ -105,7 +106,7 @@ def content_of(path: str | os.PathLike[str], label: str) -> bytes:
     UserError: no such file, a pipe or a device, or one larger than the machine's memory.
   """
   no_pipe(path, label)
-  memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  memory = allocator.machine_memory()
   try:
     # A file with holes may be larger than the disk, too.
     size = os.path.getsize(path)

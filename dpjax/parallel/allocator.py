@@ -1,4 +1,4 @@
-"""The C library's allocator, set to keep freed memory."""
+"""Memory of this machine, and the C library's allocator, set to keep freed memory."""
 
 from __future__ import annotations
 
@@ -71,6 +71,15 @@ def keeps_freed_memory() -> bool:
   False
   """
   return _taken
+
+
+def machine_memory() -> int:
+  """Returns the memory of this machine, in bytes.
+
+  >>> machine_memory() > 2**20
+  True
+  """
+  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def give_back() -> None:

@@ -83,7 +83,6 @@ class _Search:
     self._live: set[int] = set()  # ids of modules whose values were looked at
     self._values: dict[int, Any] = {}  # held, so that no other value gets its id
     self._specs: dict[str, Any] = {}
-    self._owned: dict[str, bool] = {}  # first name -> whether it is a user's
     self._seen: set[tuple[str, bool, bool]] = set()  # arguments of `module`
     self._known_codes: dict[str, frozenset[str]] = {}  # file -> names of its byte code
 
@@ -213,11 +212,6 @@ class _Search:
 
   def _is_users(self, top: str) -> bool:
     """Whether a first name is that of a user's file or folder."""
-    if top not in self._owned:
-      self._owned[top] = self._is_found_to_be_users(top)
-    return self._owned[top]
-
-  def _is_found_to_be_users(self, top: str) -> bool:
     if top in packages.DISTRIBUTIONS:
       return False
     spec = self._spec(top)
@@ -469,11 +463,11 @@ def _named(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 def _is_same(file: str | None, other: str) -> bool:
   if file is None:
     return False
-  try:
-    return os.path.samefile(file, other)
-  # One of them is gone.
-  except OSError:
-    return os.path.realpath(file) == os.path.realpath(other)
+  # Nearly all differ, and resolving a path takes ten times as long. One may be gone.
+  with contextlib.suppress(OSError):
+    if not os.path.samefile(file, other):
+      return False
+  return os.path.realpath(file) == os.path.realpath(other)
 
 
 def _held_by(function: types.FunctionType) -> list[Any]:

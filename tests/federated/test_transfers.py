@@ -115,8 +115,7 @@ def _transfers(text):
 def counted_bytes(request, tmp_path_factory):
   """(devices, bytes from the host by name, transfers by size, name and round)."""
   folder = tmp_path_factory.mktemp("transfers")
-  devices = f"--xla_force_host_platform_device_count={request.param}"
-  flags = f"{devices} {quick_compile.XLA_FLAGS}"
+  flags = quick_compile.xla_flags(request.param)
   program = programs.start(["-c", _ROUNDS], folder, "rounds", XLA_FLAGS=flags)
   try:
     assert program.code() == 0, program.err.read_text()[-3000:]

@@ -725,8 +725,7 @@ print("equal", "scan" in str(jax.make_jaxpr(lambda p: ghost(p, batch, True).tota
 
 def test_examples_are_clipped_before_devices_are_added_up():
   """Also those that are taken in a loop, and under a vmap over parameters."""
-  devices = "--xla_force_host_platform_device_count=2"
-  flags = dict(XLA_FLAGS=f"{devices} {quick_compile.XLA_FLAGS}", JAX_PLATFORMS="cpu")
+  flags = dict(XLA_FLAGS=quick_compile.xla_flags(2), JAX_PLATFORMS="cpu")
   done = subprocess.run(
     [sys.executable, "-c", _TWO_DEVICES],
     env=os.environ | flags,

@@ -118,14 +118,13 @@ _NOT_LINEN = ("must return a linen module", "clipped_grad in a notebook")
 def test_a_model_that_is_no_linen_module_is_one_line(launcher, model, words, tmp_path):
   (tmp_path / "own_nets.py").write_text(_OWN)
   # Unlike the platform, which JAX reads as it is imported, own code needs no fresh interpreter.
-  path = os.pathsep.join([str(tmp_path), str(_ROOT)])
   done = commands.run(
     f"launch.{launcher}",
     *_COMMANDS[launcher],
     f"--workdir={tmp_path / 'run'}",
     f"--config.model.name=own_nets:{model}",
     "--config.model.options={}",
-    env=os.environ | {"PYTHONPATH": path},
+    env=os.environ | {"PYTHONPATH": str(tmp_path)},
   )
   message = _one_line(done)
   assert f"own_nets:{model}" in message and all(word in message for word in words)

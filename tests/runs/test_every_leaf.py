@@ -278,7 +278,7 @@ def _plan(config, data):
 
 
 def _of_few_points(config):
-  """The sweep with two values of each field and two seeds: each point takes a check a value."""
+  """The sweep with two values of each field and two seeds: each change checks all points."""
   few = {path: values[:2] for path, values in config.grid.items()}
   return dataclasses.replace(config, grid=few, seeds=config.seeds[:2])
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
 import pathlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -64,6 +63,7 @@ from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries import linen_modules
+from dpjax.parallel import allocator
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError, first_line
@@ -284,11 +284,12 @@ def init_params(
     if names.is_path(config.name):
       models.libraries.check_collections(shapes, config.name)
     size = trees.size(shapes)
+    memory = allocator.machine_memory()
     # A float32 takes four bytes.
-    if 4 * size > _memory():
+    if 4 * size > memory:
       shown = f"model.name={config.name!r}, model.options={config.options!r}"
       raise UserError(
-        f"{shown}: has {size} parameters, more than the {_memory() / 1e9:.0f} GB of this "
+        f"{shown}: has {size} parameters, more than the {memory / 1e9:.0f} GB of this "
         "machine hold; width, classes or the size of an example must be smaller"
       )
     return model.init(key, first)
@@ -302,11 +303,6 @@ def init_params(
       field="model.options",
       value=config.options,
     ) from error
-
-
-def _memory() -> int:
-  """Memory of the machine, in bytes."""
-  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
