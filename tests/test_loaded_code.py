@@ -394,6 +394,34 @@ def test_another_state_of_what_is_loaded_is_another_run(way, tmp_path, fresh):
   assert not {*same.inputs.values()} & {*same.modules.values()}
 
 
+_LAZY = {
+  "own_main": """import importlib.util, sys
+def put():
+  spec = importlib.util.find_spec("own_" + "lazy")
+  spec.loader = importlib.util.LazyLoader(spec.loader)
+  sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(sys.modules[spec.name])
+put()
+def part():
+  import own_first
+""",
+  "own_first": "import own_rate\nimport own_second\n",
+  "own_second": "import own_lazy\n",
+  "own_lazy": "from own_rate import RATE\n",
+  "own_rate": "RATE = float('2.5')\n",
+}
+
+
+def test_a_module_that_the_walk_itself_imports_is_part(tmp_path, fresh):
+  """A name may be of no imported module at first, and of one when it is named again."""
+  for name, source in _LAZY.items():
+    (tmp_path / f"{name}.py").write_text(source)
+  fresh(tmp_path)
+  found = [_code(), _code()]
+  assert "value 'own_rate.RATE'" in found[0].inputs
+  assert _state(found[0]) == _state(found[1])
+
+
 # --- what is loaded by chance, shown, or read as a data set
 
 

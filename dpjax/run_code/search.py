@@ -83,7 +83,6 @@ class _Search:
     self._live: set[int] = set()  # ids of modules whose values were looked at
     self._values: dict[int, Any] = {}  # held, so that no other value gets its id
     self._specs: dict[str, Any] = {}
-    self._seen: set[tuple[str, bool, bool]] = set()  # arguments of `module`
     self._known_codes: dict[str, frozenset[str]] = {}  # file -> names of its byte code
 
   def modules(self) -> dict[str, str]:
@@ -188,10 +187,6 @@ class _Search:
       live: this run has imported it, so what it holds is part of the run.
       guess: it may be of no module; then it does not add a package's version.
     """
-    # Sources name the same modules again and again.
-    if (name, live, guess) in self._seen:
-      return
-    self._seen.add((name, live, guess))
     top = name.partition(".")[0]
     if not self._is_users(top):
       self._installed(top, guess=guess)
