@@ -27,7 +27,7 @@ import time
 import numpy as np
 
 from dpjax.experiments.run import report
-from tests import commands
+from tests import commands, fork_server
 
 # Small enough for a hundred runs, long enough to be killed in each of their stages.
 COMMANDS = {
@@ -223,7 +223,7 @@ def main() -> int:
   options = parser.parse_args()
   names = options.only.split(",")
   os.chdir(commands.ROOT)
-  commands.import_everything()
+  fork_server.import_everything()
   rows = []
   with tempfile.TemporaryDirectory() as temporary:
     for index, name in enumerate(names):

@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 
-from tests import commands
+from tests import commands, fork_server
 
 SECONDS = 2  # of processor time of one command
 _DEADLINE = 30.0  # of a command that does not work, before it counts as a hang
@@ -62,7 +62,7 @@ class Ended:
 
 def load() -> None:
   """Imports all that a command imports, so that a fork need not."""
-  commands.import_everything()
+  fork_server.import_everything()
   os.environ.update(_NO_NETWORK)
 
 

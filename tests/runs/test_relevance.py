@@ -83,7 +83,11 @@ def test_noise_comes_from_the_seed_only_where_it_is_said():
   seeded = _config(
     mode="rigorous", rigorous=dataclasses.replace(proved.rigorous, seeded_noise=True)
   )
-  key = lambda config: loop._run_keys(relevance_build.build(config), _DATA, None).noise
+
+  def key(config):
+    job = relevance_build.build(config)
+    return loop._run_keys(job, job.digest, _DATA, None).noise
+
   same = lambda config: bool(key(config) == key(config))
   assert same(paper) and same(seeded) and not same(proved)
   other = dataclasses.replace(paper, epsilons=[3.0])

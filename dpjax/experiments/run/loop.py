@@ -150,7 +150,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
   from dpjax import optional
 
   optional.check("runs")
-  data, random, run_id, code = admitted(job, folder, meta)
+  data, random, run_id, code, digest = admitted(job, folder, meta)
   # Now, as files that the config names may be others when the run ends.
   user_code = _user_code(job)
   look = functools.partial(run_keys.code_of, job.config)
@@ -174,7 +174,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
     held.enter_context(writers.space_on_disk(folder, lambda: checkpoint.newest(folder)))
     processes.on_first(lambda: taken(held))
     # Name of the noise key in the ledger: it does not depend on the data.
-    name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(_digest(job))
+    name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(digest)
     hook = None
     # Kinds of runs without the field have no hook.
     if processes.is_first() and getattr(job.config, "writer", None) is not None:
@@ -211,18 +211,21 @@ def _check_processes(job: Job) -> None:
 
 
 def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
-  """Returns (digest of data, keys, name of the run, its code). Raises UserError if
-  `meta` belongs to another run."""
+  """Returns (digest of data, keys, name of the run, its code, digest of its config).
+  Raises UserError if `meta` belongs to another run."""
   data = job_lib.data_of(job)
   code = run_keys.code_of(job.config)
+  # One look for all that follows from it: keys and names are of one config, and each look
+  # walks through the run's code.
+  digest = run_keys.digest_of(job.config, job.digest)
   bound = run_keys.bound_data(data, code)
   # Processes compare values that follow from it, and never show it.
   processes.same(data=bound.hex())
-  processes.on_first(lambda: _check_same(job, folder, meta, data))
-  random = _run_keys(job, bound, meta)
-  run_id = run_keys.run_id(_digest(job), bound, random)
+  processes.on_first(lambda: _check_same(job, folder, meta, data, code))
+  random = _run_keys(job, digest, bound, meta)
+  run_id = run_keys.run_id(digest, bound, random)
   processes.on_first(lambda: run_keys.check_run(meta, run_id, workdir=folder))
-  return data, random, run_id, code
+  return data, random, run_id, code, digest
 
 
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
@@ -230,7 +233,8 @@ def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | N
   done = owner.finished(folder, job.config)
   # Otherwise its checkpoints, and the memory in them, were removed.
   if done is not None and meta:
-    _check_same(job, folder, meta, job_lib.data_of(job), done=True)
+    code = run_keys.code_of(job.config)
+    _check_same(job, folder, meta, job_lib.data_of(job), code, done=True)
   if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
     # Imported here: a run that has not ended draws nothing.
     from dpjax.experiments.run import report
@@ -244,26 +248,22 @@ def _check_same(
   folder: pathlib.Path,
   meta: Result | None,
   data: bytes,
+  code: run_code.Code,
   *,
   done: bool = False,
 ) -> None:
   """Raises UserError unless data and code are those of the run in the folder."""
   run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
-  code = run_keys.code_of(job.config)
   run_keys.check_code(meta, _user_code(job), code, workdir=folder, done=done)
-
-
-def _digest(job: Job) -> bytes:
-  return run_keys.digest_of(job.config, job.digest)
 
 
 def _user_code(job: Job) -> dict[str, dict[str, str]]:
   return names.sources(fields.to_dict(job.config))
 
 
-def _run_keys(job: Job, data: bytes, meta: Result | None) -> RunKeys:
+def _run_keys(job: Job, config: bytes, data: bytes, meta: Result | None) -> RunKeys:
   if not job.release:
-    return run_keys.derived(job.seed, _digest(job), data)
+    return run_keys.derived(job.seed, config, data)
   return run_keys.fresh(job.seed) if meta is None else run_keys.from_meta(job.seed, meta)
 
 
