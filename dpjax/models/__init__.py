@@ -29,6 +29,9 @@ if TYPE_CHECKING:
   from dpjax.models.equivariant import GroupConv as GroupConv
   from dpjax.models.gpt2 import load_gpt2 as load_gpt2
   from dpjax.models.gpt2 import save_gpt2 as save_gpt2
+  from dpjax.models.patches import PatchNetwork as PatchNetwork
+  from dpjax.models.patches import learned_patches as learned_patches
+  from dpjax.models.patches import patch_features as patch_features
   from dpjax.models.pooling import max_pool as max_pool
   from dpjax.models.public_trunks import trunk_features as trunk_features
   from dpjax.models.registry import build as build

@@ -42,8 +42,10 @@ def _scatter_cnn(make: Callable[..., nn.Module] | None = None) -> _Entry:
   return _Entry(scatter_heads.ScatterCnn, make, features="scattering")
 
 
-def _public(trunk: str) -> _Entry:
-  return _Entry(dense.Linear, fixed=("features", "activation", "dropout"), features=trunk)
+def _linear_on(features: str) -> _Entry:
+  return _Entry(
+    dense.Linear, fixed=("features", "activation", "dropout"), features=features
+  )
 
 
 def _transformer(*, num_classes: int, **options) -> nn.Module:
@@ -65,10 +67,11 @@ _ENTRIES = {
   "scatter_cnn_cifar10": _scatter_cnn(scatter_heads.ScatterCnn.cifar10),
   "wrn_16_4": _wide_resnet(16),
   "wrn_40_4": _wide_resnet(40),
-  "vgg16_linear": _public("vgg16"),
-  "vgg16_96_linear": _public("vgg16_96"),
-  "alexnet_linear": _public("alexnet"),
-  "minilm_linear": _public("minilm"),
+  "patches_linear": _linear_on("patches"),
+  "vgg16_linear": _linear_on("vgg16"),
+  "vgg16_96_linear": _linear_on("vgg16_96"),
+  "alexnet_linear": _linear_on("alexnet"),
+  "minilm_linear": _linear_on("minilm"),
   "vit": _Entry("VisionTransformer"),
   "resnet": _Entry("ResNet"),
   "bert": _Entry("Bert"),
@@ -126,8 +129,8 @@ def documented(name: str) -> Callable[..., Any]:
 
 
 def needs_features(name: str) -> str | None:
-  """Returns the features that a model reads: "scattering", the name of a frozen public network
-  (`public_trunks.TRUNKS`, `sentence_encoder.ENCODERS`), or None for raw examples.
+  """Returns the features that a model reads: "scattering", "patches", the name of a frozen public
+  network (`public_trunks.TRUNKS`, `sentence_encoder.ENCODERS`), or None for raw examples.
 
   >>> needs_features("scatter_linear"), needs_features("vgg16_linear"), needs_features("cnn")
   ('scattering', 'vgg16', None)

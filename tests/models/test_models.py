@@ -30,6 +30,7 @@ SMALL = {
   "scatter_linear": (dict(), FEATURES),
   "scatter_cnn": (dict(filters=(4, 4)), FEATURES),
   "scatter_cnn_cifar10": (dict(filters=(4, 4)), FEATURES),
+  "patches_linear": (dict(), (6,)),
   "vgg16_linear": (dict(), (6,)),
   "vgg16_96_linear": (dict(), (6,)),
   "alexnet_linear": (dict(), (6,)),

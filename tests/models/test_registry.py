@@ -18,7 +18,7 @@ def test_only_the_heads_of_features_want_features():
   wanting = {name for name in models.names() if models.needs_features(name)}
   scattering = {"scatter_linear", "scatter_cnn", "scatter_cnn_cifar10"}
   public = {"vgg16_linear", "vgg16_96_linear", "alexnet_linear", "minilm_linear"}
-  assert wanting == scattering | public
+  assert wanting == scattering | public | {"patches_linear"}
   assert models.needs_features("scatter_linear") == "scattering"
   assert models.needs_features("alexnet_linear") == "alexnet"
 

@@ -1,6 +1,7 @@
 """The inputs of models that take features; computed once, or read from a cache.
 
-Scattering features know no data; those of public networks do (`public_features`).
+Scattering features and those of patches know no data; those of public networks do
+(`public_features`).
 """
 
 from __future__ import annotations
@@ -43,9 +44,15 @@ class ComputedFeatures:
   make: Callable[[], Iterator[np.ndarray]]
 
 
+# Features that know no data -> the module beside this one that computes them. Those of every
+# other name are of a public network.
+_OF_NO_DATA = {"scattering": "scattering_features", "patches": "patches"}
+
+
 def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   """Returns `public_features.trained_on`: the data that the features of a model know."""
-  if models.needs_features(model) in (None, "scattering"):
+  kind = models.needs_features(model)
+  if kind is None or kind in _OF_NO_DATA:
     return ()
   # Few runs need it.
   from dpjax.experiments.kinds.central import public_features
@@ -93,21 +100,16 @@ def featured(
     resident: in memory; False: read from that folder as they are asked for; None: by size.
 
   Raises:
-    UserError: no images; features that are not to lie in memory, and no folder; weights of a
-      public network that are not installed.
+    UserError: no images, or of a size that the features do not take; features that are not to
+      lie in memory, and no folder; weights of a public network that are not installed.
   """
   kind = models.needs_features(config.name)
   if kind is None:
     return dataset
-  if kind == "scattering":
-    check_images(dataset, f"model.name={config.name!r}")
-    from dpjax.experiments.kinds.central import scattering_features
-
-    computed = scattering_features.computed(config, dataset, standardized)
-  else:
-    from dpjax.experiments.kinds.central import public_features
-
-    computed = public_features.computed(config, dataset, kind)
+  # Imported here: few runs need any, and none needs all.
+  home = _OF_NO_DATA.get(kind, "public_features")
+  module = importlib.import_module(f"dpjax.experiments.kinds.central.{home}")
+  computed = module.computed(config, dataset, kind, standardized)
   shape = computed.shape
   in_files = rows.stay_in_files(4 * math.prod(shape), resident)
   if kept is None:

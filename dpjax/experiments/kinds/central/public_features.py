@@ -86,13 +86,15 @@ def noted(
 
 
 def computed(
-  config: ModelConfig, dataset: data.Dataset, trunk: str
+  config: ModelConfig, dataset: data.Dataset, trunk: str, standardized: bool
 ) -> features.ComputedFeatures:
   """Returns the features of a data set, before they are computed.
 
   Raises:
     UserError: no images, or for a network of sentences no texts as bytes.
   """
+  # Those of a public network always are.
+  del standardized
   if trunk in sentence_encoder.ENCODERS:
     return _of_texts(config, dataset, trunk)
   features.check_images(dataset, f"model.name={config.name!r}")

@@ -1,0 +1,59 @@
+"""Features of patches in a run: their dictionary is learnt from images of random processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dpjax import data
+from dpjax.data import random_process
+from dpjax.experiments.kinds.central import features
+from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.run import writers
+from dpjax.models import patches
+
+_CODE = (
+  "dpjax.models.patches", "dpjax.data.random_process", "dpjax.random_images", __name__,
+)  # fmt: skip
+_PROCESSES = 64
+_IMAGES = 125  # of each process
+
+
+def computed(
+  config: ModelConfig, dataset: data.Dataset, kind: str, standardized: bool
+) -> features.ComputedFeatures:
+  """Returns the features of a data set, before they are computed.
+
+  Raises:
+    UserError: no images, or images that are too small or too large.
+  """
+  del kind, standardized
+  features.check_images(dataset, f"model.name={config.name!r}")
+  shape = patches.patch_shape(dataset.x.shape)
+
+  def make() -> Iterator[np.ndarray]:
+    network = learned(tuple(dataset.x.shape[1:]))
+    chunks = patches.patch_chunks(dataset.x, network, mirrored=config.mirrored)
+    with writers.progress(100, 0, "patch features, percent") as bar:
+      yield from features.counted(chunks, len(dataset), bar)
+
+  settings: tuple[Any, ...] = (shape, dataset.x.shape[1:], config.mirrored)
+  return features.ComputedFeatures(shape, settings, _CODE, make)
+
+
+# Training and test data have one shape, and learning takes a minute.
+@functools.lru_cache(maxsize=1)
+def learned(shape: tuple[int, int, int]) -> patches.PatchNetwork:
+  """Returns the network for images of a shape, learnt from random images of that shape."""
+  random = np.random.Generator(np.random.PCG64(0))
+  height, width, colours = shape
+  blocks = []
+  with writers.progress(_PROCESSES, 0, "images of random processes") as bar:
+    for _ in range(_PROCESSES):
+      process = random_process.drawn_process(random, colours)
+      blocks.append(random_process.images_of(process, random, _IMAGES, height, width))
+      bar.update(1)
+  return patches.learned_patches(np.concatenate(blocks), words=patches.WORDS)

@@ -1,0 +1,336 @@
+"""Image features that know no data: patches are compared with those of images of random processes.
+
+A dictionary of small patches is learnt from images that no camera took. Each patch of an image is
+normalised, whitened and compared with every word of the dictionary; what exceeds a threshold is
+averaged over a 2x2 grid (Coates, Ng and Lee 2011, "An analysis of single-layer networks in
+unsupervised feature learning"; Coates and Ng 2011, "The importance of encoding versus training
+with sparse coding and vector quantization"). The averages are then brought to a few directions of
+equal size, by the covariance that they have on the same random images: steps of a linear model
+then gain as much in each direction, and fewer directions hold less noise.
+
+All that is learnt here follows from random numbers. So neighbouring data sets have neighbouring
+features, which cost no privacy and assume nothing of the data (as in Tang et al. 2023, "learning
+priors from random processes", arXiv:2306.06076).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+
+from dpjax.types import HostArray, Indexed
+from dpjax.validate import UserError
+
+SIDE = 6  # pixels of a patch's side
+WORDS = 800
+DIRECTIONS = 2500
+_AXES = 64  # in which a patch is described
+_GRID = 2
+_THRESHOLD = 0.5
+# Added to variances before their roots: of a patch's pixels, of an axis, of a direction.
+_PIXEL_FLOOR = 10 / 255**2
+_AXIS_FLOOR = 0.1
+_DIRECTION_FLOOR = 1e-5
+_EXAMPLE_FLOOR = 1e-5
+# From which the dictionary is learnt.
+_PATCHES = 200_000
+_ROUNDS = 10
+_SEED = 0
+_LARGEST = 96  # pixels of an image's side
+_CHUNK = 128
+_ROWS = 20_000  # patches that are compared at a time
+
+
+class PatchNetwork(NamedTuple):
+  """What is learnt from random images; p = SIDE * SIDE * colours numbers of a patch.
+
+  Axes, words and directions are float32 that float16 holds, too: what another number of threads
+  changes in the last digits of a decomposition is rounded away.
+  """
+
+  mean: np.ndarray  # [p] of normalised patches
+  axes: np.ndarray  # [p, q] whitens them
+  words: np.ndarray  # [q, k], of norm 1 each
+  centre: np.ndarray  # [f] of features of random images
+  directions: np.ndarray  # [f, d] evens them out
+
+
+def patch_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+  """Returns the shape of the features of images of `shape` [n, H, W, C].
+
+  Raises:
+    UserError: no images, or images that are too small or too large.
+
+  >>> patch_shape((9, 32, 32, 3)), patch_shape((9, 28, 28, 1))
+  ((9, 2500), (9, 2500))
+  """
+  sides = shape[1:3]
+  least = SIDE + _GRID - 1
+  if len(shape) != 4 or not all(least <= side <= _LARGEST for side in sides):
+    raise UserError(
+      f"must be images [n, H, W, C] of {least} to {_LARGEST} pixels a side, got "
+      f"{tuple(shape)}",
+      field="x.shape",
+    )
+  return (shape[0], min(DIRECTIONS, _GRID**2 * 2 * WORDS))
+
+
+def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
+  """Learns the dictionary and the directions from random images.
+
+  Args:
+    images: [n, H, W, C] in [0, 1], of nobody's data: such as the "random_process" of
+      `dpjax.data.load`. What is learnt from private images is not public.
+    words: size of the dictionary.
+
+  Returns:
+    A network with DIRECTIONS directions, or as many as the features and images have.
+
+  >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
+  >>> network = learned_patches(images, words=5)
+  >>> network.words.shape, network.directions.shape
+  ((36, 5), (40, 39))
+  """
+  patch_shape(images.shape)
+  random = np.random.Generator(np.random.PCG64(_SEED))
+  patches = _normalized(_drawn(images, random))
+  mean = patches.mean(axis=0)
+  axes = _short(_whitening(patches - mean, _AXES, _AXIS_FLOOR))
+  dictionary = _short(_clustered((patches - mean) @ axes, words, random))
+  start = PatchNetwork(_single(mean), axes, dictionary, np.zeros(0), np.zeros(0))
+  features = _standardized_averages(start, images).astype(np.float64)
+  centre = features.mean(axis=0)
+  # As many independent differences as there are images but one.
+  count = min(DIRECTIONS, len(features) - 1)
+  directions = _whitening(features - centre, count, _DIRECTION_FLOOR)
+  return start._replace(centre=_single(centre), directions=_short(directions))
+
+
+def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
+  """Draws patches, float64 [n, p], at random places of random images."""
+  count, height, width, _ = images.shape
+  which = random.integers(count, size=_PATCHES)
+  top = random.integers(height - SIDE + 1, size=_PATCHES)
+  left = random.integers(width - SIDE + 1, size=_PATCHES)
+  windows = np.lib.stride_tricks.sliding_window_view(images, (SIDE, SIDE), axis=(1, 2))
+  # [n, C, SIDE, SIDE], with colours last as convolutions have them
+  taken = np.moveaxis(windows[which, top, left], 1, -1)
+  return taken.reshape(_PATCHES, -1).astype(np.float64)
+
+
+def _normalized(patches: np.ndarray) -> np.ndarray:
+  """Brings each patch to mean 0 and variance 1, but for patches of nearly one colour."""
+  centred = patches - patches.mean(axis=1, keepdims=True)
+  variance = np.square(centred).mean(axis=1, keepdims=True)
+  return centred / np.sqrt(variance + _PIXEL_FLOOR)
+
+
+def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
+  """Returns the map [p, count] to the largest principal axes, each over its own size.
+
+  Args:
+    centred: float64 [n, p] of mean 0.
+    floor: added to a variance before its root.
+  """
+  width = centred.shape[1]
+  count = min(count, width)
+  covariance = centred.T @ centred / len(centred)
+  variances, axes = scipy.linalg.eigh(
+    covariance, subset_by_index=(width - count, width - 1)
+  )
+  # Either sign of an axis is right, so the sign of its largest entry decides.
+  largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0)
+  signed = axes * np.sign(largest)
+  scaled = signed / np.sqrt(np.maximum(variances, 0) + floor)
+  return scaled[:, ::-1]
+
+
+def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> np.ndarray:
+  """Returns words [q, k] of norm 1 by spherical k-means (Coates and Ng 2012, section 2).
+
+  Args:
+    points: [n, q], of mean 0.
+  """
+  chosen = points[random.choice(len(points), words, replace=len(points) < words)]
+  centres = chosen / np.linalg.norm(chosen, axis=1, keepdims=True)
+  for _ in range(_ROUNDS):
+    sums = np.zeros_like(centres)
+    for start in range(0, len(points), _ROWS):
+      part = points[start : start + _ROWS]
+      alike = part @ centres.T
+      nearest = alike.argmax(axis=1)
+      # A point counts as much as it is alike.
+      weights = np.take_along_axis(alike, nearest[:, None], axis=1)
+      np.add.at(sums, nearest, part * weights)
+    norms = np.linalg.norm(sums, axis=1, keepdims=True)
+    # A word that is nearest to no point stays.
+    centres = np.where(norms > 0, sums / np.where(norms > 0, norms, 1), centres)
+  return centres.T
+
+
+def _single(values: np.ndarray) -> np.ndarray:
+  return values.astype(np.float32)
+
+
+def _short(values: np.ndarray) -> np.ndarray:
+  return values.astype(np.float16).astype(np.float32)
+
+
+def _standardized_averages(network: PatchNetwork, images: np.ndarray) -> np.ndarray:
+  """Computes the features of random images, mirrored, before directions: [n, f]."""
+  held = jax.device_put((network.mean, network.axes, network.words))
+  chunks = _chunks(images, _CHUNK)
+  parts = [np.asarray(_averages(*held, chunk, mirrored=True)) for chunk in chunks]
+  return np.concatenate(parts)[: len(images)]
+
+
+def _chunks(images: Any, size: int) -> Iterator[np.ndarray]:
+  """Yields float32 chunks of `size` images, the last filled up with zeros."""
+  for start in range(0, images.shape[0], size):
+    chunk = np.asarray(images[start : start + size], np.float32)
+    missing = size - len(chunk)
+    yield np.pad(chunk, ((0, missing), (0, 0), (0, 0), (0, 0)))
+
+
+def patch_features(
+  x: HostArray, network: PatchNetwork, *, mirrored: bool = False
+) -> np.ndarray:
+  """Computes the features of a whole data set.
+
+  Args:
+    x: images [n, H, W, C] in [0, 1], of as many colours as the network's.
+    network: what `learned_patches` returns.
+    mirrored: averages with those of the mirror image (left is right), in twice the time.
+
+  Returns:
+    float32 [n, d]; the mean of a row's squares is 1.
+
+  Raises:
+    UserError: no such images; a value outside [0, 1].
+
+  Guarantee: a row of the result is a function of the same row of `x` alone.
+
+  >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
+  >>> patch_features(images[:2], learned_patches(images, words=5)).shape
+  (2, 39)
+  """
+  rows = list(patch_chunks(x, network, mirrored=mirrored))
+  width = network.directions.shape[1]
+  return np.concatenate([np.zeros((0, width), np.float32), *rows])
+
+
+def patch_chunks(
+  x: Indexed, network: PatchNetwork, *, mirrored: bool = False
+) -> Iterator[np.ndarray]:
+  """Yields `patch_features` chunk by chunk, of images that need not lie in memory: `x` has
+  shape, dtype and slices."""
+  images: Any = x
+  patch_shape(images.shape)
+  colours = len(network.mean) // SIDE**2
+  if images.shape[3] != colours:
+    raise UserError(
+      f"must be images of {colours} colours, got {tuple(images.shape)}", field="x.shape"
+    )
+  # The directions are large: they go to the device once, not with each chunk.
+  held = jax.device_put(network)
+  done = 0
+  for chunk in _chunks(images, _CHUNK):
+    # NaN fails both comparisons.
+    if not (chunk.min() >= 0 and chunk.max() <= 1):
+      raise UserError(
+        "must hold images in [0, 1], as features of patches need them; leave out "
+        "data.center",
+        field="x",
+      )
+    averages = _averages(held.mean, held.axes, held.words, chunk, mirrored=mirrored)
+    rows = np.asarray(_along(held.centre, held.directions, averages))
+    yield rows[: images.shape[0] - done]
+    done += _CHUNK
+
+
+@functools.partial(jax.jit, static_argnames="mirrored")
+def _averages(
+  mean: jax.Array, axes: jax.Array, words: jax.Array, x: jax.Array, *, mirrored: bool
+) -> jax.Array:
+  """Computes by how much patches exceed the threshold, averaged over a grid, standardised.
+
+  Args:
+    x: images [b, H, W, C].
+
+  Returns:
+    [b, GRID^2 * 2 k]: square roots of mean 0 and variance 1 within each example.
+  """
+  kernel = axes.reshape(SIDE, SIDE, x.shape[3], -1)
+  pooling = _pooling(x.shape[1] - SIDE + 1, x.shape[2] - SIDE + 1)
+
+  def averages(image: jax.Array) -> jax.Array:
+    described = _described(image, kernel) - (mean @ axes)[None]
+    alike = described @ words
+    above = jax.nn.relu(alike - _THRESHOLD)
+    below = jax.nn.relu(-alike - _THRESHOLD)
+    return jnp.concatenate([pooling @ above, pooling @ below], axis=1).ravel()
+
+  def features(image: jax.Array) -> jax.Array:
+    values = averages(image)
+    if mirrored:
+      values = (values + averages(image[:, ::-1])) / 2
+    roots = jnp.sqrt(values)
+    centred = roots - roots.mean()
+    # Centred first, for mean(x^2) - mean(x)^2 would cancel.
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean() + _EXAMPLE_FLOOR)
+
+  # One image at a time: its maps fit into a cache, which is four times as fast on a CPU; and its
+  # rounding cannot depend on where it stands.
+  return jax.lax.map(features, x)
+
+
+def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Describes the normalised patches of an image [H, W, C] by their axes: [places, q]."""
+  convolved = functools.partial(
+    jax.lax.conv_general_dilated,
+    window_strides=(1, 1),
+    padding="VALID",
+    dimension_numbers=("NHWC", "HWIO", "NHWC"),
+  )
+  # Nearer to 0, mean(x^2) - mean(x)^2 cancels less.
+  shifted = image[None] - 0.5
+  box = jnp.full((*kernel.shape[:3], 1), 1 / kernel[..., 0].size)
+  means = convolved(shifted, box)
+  variances = jnp.maximum(convolved(shifted * shifted, box) - means * means, 0)
+  sums = kernel.sum(axis=(0, 1, 2))[None, None, None]
+  described = (convolved(shifted, kernel) - means * sums) * jax.lax.rsqrt(
+    variances + _PIXEL_FLOOR
+  )
+  return described.reshape(-1, kernel.shape[3])
+
+
+def _pooling(height: int, width: int) -> np.ndarray:
+  """Returns the averages over the bins of a grid: [GRID^2, height * width]. Bins of an odd
+  size share the middle."""
+  of_rows = _bins(height)
+  of_columns = _bins(width)
+  averages = of_rows[:, None, :, None] * of_columns[None, :, None, :]
+  return averages.reshape(_GRID**2, height * width)
+
+
+def _bins(size: int) -> np.ndarray:
+  averages = np.zeros((_GRID, size), np.float32)
+  for i in range(_GRID):
+    first = i * size // _GRID
+    last = -(-(i + 1) * size // _GRID)
+    averages[i, first:last] = 1 / (last - first)
+  return averages
+
+
+@jax.jit
+def _along(centre: jax.Array, directions: jax.Array, averages: jax.Array) -> jax.Array:
+  """Computes the features along the directions, of mean square 1 in each example: [b, d]."""
+  values = (averages - centre[None]) @ directions
+  size = jnp.square(values).mean(axis=1, keepdims=True)
+  return values * jax.lax.rsqrt(size + _EXAMPLE_FLOOR)

@@ -1,0 +1,212 @@
+"""Features of patches: against loops of float64, and that no image moves another's features."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import models
+from dpjax.data import Dataset
+from dpjax.experiments.kinds.central import build, features
+from dpjax.experiments.kinds.central import patches as patches_of_runs
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.models import patches
+from dpjax.validate import UserError
+
+
+def _random_images(shape, seed=1):
+  """Blocks of one brightness each, beside noise, so that some patches are alike."""
+  rng = np.random.default_rng(seed)
+  coarse = rng.random((shape[0], 3, 3, shape[3]))
+  large = coarse.repeat(4, axis=1).repeat(4, axis=2)[:, : shape[1], : shape[2]]
+  return (0.7 * large + 0.3 * rng.random(shape)).astype(np.float32)
+
+
+@functools.cache
+def _network(height=9, width=11, colours=3):
+  return models.learned_patches(_random_images((60, height, width, colours)), words=7)
+
+
+def _oracle(image, network):
+  """Features of one image by their definition, in loops of float64."""
+  image = image.astype(np.float64)
+  down = image.shape[0] - patches.SIDE + 1
+  right = image.shape[1] - patches.SIDE + 1
+  words = network.words.shape[1]
+  alike = np.empty((down, right, words))
+  for i in range(down):
+    for j in range(right):
+      patch = image[i : i + patches.SIDE, j : j + patches.SIDE].ravel()
+      normal = (patch - patch.mean()) / np.sqrt(patch.var() + 10 / 255**2)
+      alike[i, j] = (normal - network.mean) @ network.axes @ network.words
+  # a bin of an odd side shares its middle with the other
+  both = lambda size: (slice(0, -(-size // 2)), slice(size // 2, size))
+  above = []
+  for rows in both(down):
+    for columns in both(right):
+      cell = alike[rows, columns].reshape(-1, words)
+      for sign in (1, -1):
+        above.append(np.maximum(sign * cell - 0.5, 0).mean(axis=0))
+  roots = np.sqrt(np.concatenate(above))
+  standard = (roots - roots.mean()) / np.sqrt(roots.var() + 1e-5)
+  values = (standard - network.centre) @ network.directions
+  return values / np.sqrt(np.square(values).mean() + 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, 9, 11, 3), (3, 8, 8, 1)])
+def test_features_are_those_of_the_definition(shape):
+  network = _network(*shape[1:])
+  x = _random_images(shape, seed=2)
+  # A picture of one colour has no patch of size.
+  x[0] = 0.25
+  seen = models.patch_features(x, network)
+  wanted = np.stack([_oracle(image, network) for image in x])
+  assert seen.shape == (shape[0], network.directions.shape[1])
+  np.testing.assert_allclose(seen, wanted, rtol=2e-3, atol=2e-3)
+  # A definition with another threshold is told from this one.
+  assert np.abs(seen[1] - wanted[2]).max() > 0.1
+
+
+def test_a_record_moves_its_own_features_alone_wherever_it_stands():
+  """Bit for bit: one record less moves the others to another place of another chunk."""
+  network = _network()
+  x = _random_images((2 * patches._CHUNK + 3, 9, 11, 3), seed=3)
+  whole = models.patch_features(x, network)
+  for gone in (0, patches._CHUNK - 1, len(x) - 1):
+    left = models.patch_features(np.delete(x, gone, axis=0), network)
+    np.testing.assert_array_equal(left, np.delete(whole, gone, axis=0))
+  other = x.copy()
+  other[1] = 1 - other[1]
+  changed = models.patch_features(other, network)
+  np.testing.assert_array_equal(np.delete(changed, 1, 0), np.delete(whole, 1, 0))
+  assert np.abs(changed[1] - whole[1]).max() > 0.1
+  alone = models.patch_features(x[5:6], network)
+  np.testing.assert_array_equal(alone[0], whole[5])
+
+
+def test_mirror_images_have_the_same_mirrored_features():
+  network = _network()
+  x = _random_images((4, 9, 11, 3), seed=4)
+  seen = [
+    models.patch_features(each, network, mirrored=True) for each in (x, x[:, :, ::-1])
+  ]
+  np.testing.assert_array_equal(*seen)
+  assert np.abs(seen[0] - models.patch_features(x, network)).max() > 0.01
+
+
+def test_what_is_learnt_evens_out_random_images_and_repeats():
+  images = _random_images((60, 9, 11, 3))
+  network = _network()
+  again = models.learned_patches(images, words=7)
+  for first, second in zip(network, again, strict=True):
+    np.testing.assert_array_equal(first, second)
+  for name in ("axes", "words", "directions"):
+    values = getattr(network, name)
+    # Rounded, so that the last digits of a decomposition do not matter.
+    np.testing.assert_array_equal(values, values.astype(np.float16).astype(np.float32))
+  np.testing.assert_allclose(np.linalg.norm(network.words, axis=0), 1, atol=2e-3)
+  assert network.directions.shape == (56, 56)
+  raw = patches._standardized_averages(network, images)
+  along = (raw - network.centre) @ network.directions
+  covariance = along.T @ along / len(along)
+  variances = np.linalg.eigvalsh(np.cov(raw.T, bias=True))[::-1]
+  wanted = variances / (variances + 1e-5)
+  np.testing.assert_allclose(np.diag(covariance)[:40], wanted[:40], atol=0.02)
+  # Without directions the largest is many times the others.
+  assert variances[0] > 20 * variances[30]
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, np.nan, np.inf])
+def test_values_that_are_no_image_are_refused(value):
+  x = np.zeros((2, 9, 11, 3), np.float32)
+  x[1, 2, 3, 0] = value
+  with pytest.raises(UserError, match=r"\[0, 1\].*data.center") as error:
+    models.patch_features(x, _network())
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("shape", "words"),
+  [
+    ((2, 9, 11, 1), "of 3 colours"),
+    ((2, 6, 11, 3), "7 to 96 pixels"),
+    ((2, 9, 97, 3), "7 to 96 pixels"),
+    ((9, 11, 3), "must be images"),
+  ],
+)
+def test_images_of_another_kind_are_refused(shape, words):
+  with pytest.raises(UserError, match=words) as error:
+    models.patch_features(np.zeros(shape, np.float32), _network())
+  assert "\n" not in str(error.value)
+
+
+def test_no_images_have_no_features():
+  assert models.patch_features(np.zeros((0, 9, 11, 3)), _network()).shape == (0, 56)
+
+
+# --- in a run
+
+
+@pytest.fixture
+def small(monkeypatch):
+  """Features of few words, from few random images."""
+  patches_of_runs.learned.cache_clear()
+  monkeypatch.setattr(patches, "WORDS", 8)
+  monkeypatch.setattr(patches, "DIRECTIONS", 30)
+  monkeypatch.setattr(patches_of_runs, "_PROCESSES", 4)
+  monkeypatch.setattr(patches_of_runs, "_IMAGES", 20)
+  yield
+  patches_of_runs.learned.cache_clear()
+
+
+def _dataset(split, count=12, shape=(8, 8, 3)):
+  rng = np.random.default_rng(3)
+  x = rng.random((count, *shape), np.float32)
+  return Dataset(x, np.arange(count, dtype=np.int32) % 2, "pictures", 2, split)
+
+
+def test_a_runs_features_are_of_no_data_and_its_epsilon_is_proved(small):
+  config = TrainConfig(
+    data=DataConfig(name="pictures.npz", num_examples=12),
+    model=ModelConfig("patches_linear", mirrored=True),
+    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    num_steps=2,
+  )
+  loaded = build.with_features(config, (_dataset("train"), _dataset("test")))
+  assert loaded[0].x.shape == (12, 30)
+  np.testing.assert_allclose(np.square(loaded[0].x).mean(axis=1), 1, atol=1e-3)
+  # Nothing of what is learnt follows from the run's images.
+  network = patches_of_runs.learned((8, 8, 3))
+  others = build.with_features(config, (_dataset("train", 5), _dataset("test")))
+  assert patches_of_runs.learned((8, 8, 3)) is network
+  np.testing.assert_array_equal(others[0].x[0], loaded[0].x[0])
+  run = build.assemble(config, loaded)
+  assert run.guarantee.kind == "proved" and not run.pretrained_on
+  assert jax.tree.leaves(run.params)[-1].shape == (30, 2)
+
+
+def test_kept_features_are_those_of_these_settings(small, tmp_path):
+  kept = tmp_path / "kept"
+  images = _dataset("train")
+  plain = features.featured(ModelConfig("patches_linear"), images, kept=kept)
+  again = features.featured(ModelConfig("patches_linear"), images, kept=kept)
+  np.testing.assert_array_equal(plain.x, again.x)
+  assert len(list(kept.glob("*.features"))) == 1
+  features.featured(ModelConfig("patches_linear", mirrored=True), images, kept=kept)
+  assert len(list(kept.glob("*.features"))) == 2
+
+
+def test_what_is_no_image_is_one_line(small):
+  table = Dataset(np.zeros((4, 6), np.float32), np.zeros(4, np.int32), "rows", 2, "train")
+  for dataset, words in ((table, "needs images"), (_dataset("train", 4, (5, 9, 3)), "7 to")):
+    with pytest.raises(UserError, match=words) as error:
+      features.featured(ModelConfig("patches_linear"), dataset)
+    assert "\n" not in str(error.value)
