@@ -1,4 +1,4 @@
-"""The process that `tests/commands.py` starts: it imports all of dpjax, and forks for each command."""
+"""The process that `tests/commands.py` starts: it imports dpjax, and forks for each command."""
 
 import atexit
 import gc

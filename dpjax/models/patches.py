@@ -220,7 +220,8 @@ def patch_features(
   >>> patch_features(images[:2], learned_patches(images, words=5)).shape
   (2, 39)
   """
-  rows = list(patch_chunks(x, network, mirrored=mirrored))
+  images: Any = x
+  rows = list(patch_chunks(images, network, mirrored=mirrored))
   width = network.directions.shape[1]
   return np.concatenate([np.zeros((0, width), np.float32), *rows])
 

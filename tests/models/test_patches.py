@@ -206,7 +206,10 @@ def test_kept_features_are_those_of_these_settings(small, tmp_path):
 
 def test_what_is_no_image_is_one_line(small):
   table = Dataset(np.zeros((4, 6), np.float32), np.zeros(4, np.int32), "rows", 2, "train")
-  for dataset, words in ((table, "needs images"), (_dataset("train", 4, (5, 9, 3)), "7 to")):
+  for dataset, words in (
+    (table, "needs images"),
+    (_dataset("train", 4, (5, 9, 3)), "7 to"),
+  ):
     with pytest.raises(UserError, match=words) as error:
       features.featured(ModelConfig("patches_linear"), dataset)
     assert "\n" not in str(error.value)

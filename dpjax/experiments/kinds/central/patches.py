@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,4 +57,6 @@ def learned(shape: tuple[int, int, int]) -> patches.PatchNetwork:
       process = random_process.drawn_process(random, colours)
       blocks.append(random_process.images_of(process, random, _IMAGES, height, width))
       bar.update(1)
+  line = "learns words and directions of patches from them, in a minute or two"
+  print(line, file=sys.stderr, flush=True)
   return patches.learned_patches(np.concatenate(blocks), words=patches.WORDS)

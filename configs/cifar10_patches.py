@@ -1,0 +1,40 @@
+"""CIFAR-10: features of patches and a linear model, trained with DP-SGD; no public images.
+
+  python -m launch.train --config=configs/cifar10_patches.py --workdir=runs/cifar10_patches
+
+Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir). The
+features compare patches with a dictionary that is learnt from images of random processes
+(dpjax/models/patches.py, after Coates and Ng 2011), so they know no data and the epsilon is
+proved. They are computed once: set DPJAX_CACHE_DIR to keep them.
+
+Expected: test accuracy ... at epsilon 1.
+Hardware: 2 CPU cores. Time: ...
+"""
+
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+  """Batches of 8,192, momentum, and an average of the parameters over the steps."""
+  return TrainConfig(
+    data=DataConfig(name="cifar10"),
+    model=ModelConfig(name="patches_linear", mirrored=True),
+    privacy=PrivacyConfig(
+      epsilon=1.0,
+      delta=1e-5,
+      sampling_prob=8192 / 50000,
+      # A third of the norm of an example's features, which is 50.
+      l2_clip_norm=15.0,
+    ),
+    optimizer=OptimizerConfig(learning_rate=0.006),
+    ema_decay=0.98,
+    num_steps=300,
+    eval_every=100,
+    checkpoint_every=100,
+  )
