@@ -7,7 +7,7 @@ Needs what that config needs. The lines on scattering features are those of
 configs/sweeps/cifar10_curves.py.
 """
 
-from dpjax.experiments.kinds.central.config import OptimizerConfig
+from dpjax.experiments.kinds.central.config import OptimizerConfig, TrainConfig
 from dpjax.experiments.sweeps.grid import SweepConfig
 
 # Epsilon -> (steps, learning rate). Noise falls as epsilon grows, so runs may be longer.
@@ -28,7 +28,7 @@ def get_config() -> SweepConfig:
   base = cifar10_patches.get_config()
   # The variants have these.
   base.privacy.epsilon = None
-  base.num_steps = 100
+  base.num_steps = TrainConfig().num_steps
   base.optimizer = OptimizerConfig()
   return SweepConfig(
     base=base,
