@@ -21,16 +21,21 @@ def dense_layers(
   dtype: DType | None,
   dropout: float = 0.0,
   train: bool = False,
+  *,
+  zero_head: bool = False,
 ) -> jax.Array:
   """Applies layers `dense_i` and the linear `head` to flattened x [B, ...]: logits [B, K]
-  of at least float32. Call it in a module's `__call__`; the layers belong to that module."""
+  of at least float32. Call it in a module's `__call__`; the layers belong to that module.
+  `zero_head`: the head starts from zeros."""
   x = x.reshape(x.shape[0], -1)
   for i, width in enumerate(sizes):
     layer = nn.Dense(width, dtype=dtype, name=f"dense_{i}")
     x = activations.activation_fn(activation)(layer(x))
     if dropout:
       x = nn.Dropout(dropout, deterministic=not train)(x)
-  return trees.at_least_float32(nn.Dense(num_classes, dtype=dtype, name="head")(x))
+  start = nn.initializers.zeros if zero_head else nn.linear.default_kernel_init
+  head = nn.Dense(num_classes, dtype=dtype, kernel_init=start, name="head")
+  return trees.at_least_float32(head(x))
 
 
 class Mlp(nn.Module):
@@ -38,7 +43,9 @@ class Mlp(nn.Module):
 
   Inputs are flattened. `features` are the hidden widths, `dtype` the compute dtype
   (parameters and logits stay at least float32), `dropout` the share of hidden values that a
-  training step leaves out: `apply(params, x, train=True, rngs={"dropout": key})`.
+  training step leaves out: `apply(params, x, train=True, rngs={"dropout": key})`. `zero_head`
+  starts the last layer from zeros: a linear model then holds nothing but what it was taught,
+  which counts where noise allows few steps.
 
   >>> import jax.numpy as jnp
   >>> model = Mlp(features=(16,), num_classes=3)
@@ -54,6 +61,7 @@ class Mlp(nn.Module):
   activation: activations.Activation = "tanh"
   dtype: Any = None
   dropout: float = 0.0
+  zero_head: bool = False
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)
@@ -66,7 +74,14 @@ class Mlp(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
     return dense_layers(
-      x, self.features, self.num_classes, self.activation, self.dtype, self.dropout, train
+      x,
+      self.features,
+      self.num_classes,
+      self.activation,
+      self.dtype,
+      self.dropout,
+      train,
+      zero_head=self.zero_head,
     )
 
 

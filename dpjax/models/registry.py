@@ -42,10 +42,13 @@ def _scatter_cnn(make: Callable[..., nn.Module] | None = None) -> _Entry:
   return _Entry(scatter_heads.ScatterCnn, make, features="scattering")
 
 
-def _linear_on(features: str) -> _Entry:
-  return _Entry(
-    dense.Linear, fixed=("features", "activation", "dropout"), features=features
-  )
+def _linear_on(features: str, make: Callable[..., nn.Module] = dense.Linear) -> _Entry:
+  fixed = ("features", "activation", "dropout")
+  return _Entry(dense.Linear, make, fixed=fixed, features=features)
+
+
+def _from_zeros(*, zero_head: bool = True, **options) -> nn.Module:
+  return dense.Linear(zero_head=zero_head, **options)
 
 
 def _transformer(*, num_classes: int, **options) -> nn.Module:
@@ -67,7 +70,7 @@ _ENTRIES = {
   "scatter_cnn_cifar10": _scatter_cnn(scatter_heads.ScatterCnn.cifar10),
   "wrn_16_4": _wide_resnet(16),
   "wrn_40_4": _wide_resnet(40),
-  "patches_linear": _linear_on("patches"),
+  "patches_linear": _linear_on("patches", _from_zeros),
   "vgg16_linear": _linear_on("vgg16"),
   "vgg16_96_linear": _linear_on("vgg16_96"),
   "alexnet_linear": _linear_on("alexnet"),
@@ -154,7 +157,7 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
   >>> check_options("linear", {"depth": 3})
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: depth=3: not an option of model 'linear': dtype
+  dpjax.validate.UserError: depth=3: not an option of model 'linear': dtype, zero_head
   """
   known = options(name)
   parameters = linen_modules.parameters_of(_entry(name).module)
