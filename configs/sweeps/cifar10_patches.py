@@ -12,8 +12,8 @@ from dpjax.experiments.sweeps.grid import SweepConfig
 
 # Epsilon -> (steps, learning rate). Noise falls as epsilon grows, so runs may be longer.
 SETTINGS = {
-  0.1: (50, 0.012),
-  0.5: (150, 0.012),
+  0.1: (50, 0.006),
+  0.5: (200, 0.006),
   1.0: (300, 0.006),
   2.0: (300, 0.01),
   4.0: (400, 0.016),
