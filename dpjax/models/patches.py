@@ -99,12 +99,15 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
   """
   patch_shape(images.shape)
   random = np.random.Generator(np.random.PCG64(_SEED))
-  patches = _normalized(_drawn(images, random))
+  patches = _drawn(images, random)
   mean = patches.mean(axis=0)
   axes = _short(_whitening(patches - mean, _AXES, _AXIS_FLOOR))
   dictionary = _short(_clustered((patches - mean) @ axes, words, random))
   start = PatchNetwork(_single(mean), axes, dictionary, np.zeros(0), np.zeros(0))
-  features = _standardized_averages(start, images).astype(np.float64)
+  held = jax.device_put(start[:3])
+  chunks = _chunks(images, _CHUNK)
+  averages = [np.asarray(_averages(*held, chunk, mirrored=True)) for chunk in chunks]
+  features = np.concatenate(averages)[: len(images)].astype(np.float64)
   centre = features.mean(axis=0)
   # As many independent differences as there are images but one.
   count = min(DIRECTIONS, len(features) - 1)
@@ -113,7 +116,10 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
 
 
 def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-  """Draws patches, float64 [n, p], at random places of random images."""
+  """Draws patches [n, p] at random places of random images, of mean 0 and variance 1 each.
+
+  Patches of nearly one colour stay smaller.
+  """
   count, height, width, _ = images.shape
   which = random.integers(count, size=_PATCHES)
   top = random.integers(height - SIDE + 1, size=_PATCHES)
@@ -121,11 +127,7 @@ def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
   windows = np.lib.stride_tricks.sliding_window_view(images, (SIDE, SIDE), axis=(1, 2))
   # [n, C, SIDE, SIDE], with colours last as convolutions have them
   taken = np.moveaxis(windows[which, top, left], 1, -1)
-  return taken.reshape(_PATCHES, -1).astype(np.float64)
-
-
-def _normalized(patches: np.ndarray) -> np.ndarray:
-  """Brings each patch to mean 0 and variance 1, but for patches of nearly one colour."""
+  patches = taken.reshape(_PATCHES, -1).astype(np.float64)
   centred = patches - patches.mean(axis=1, keepdims=True)
   variance = np.square(centred).mean(axis=1, keepdims=True)
   return centred / np.sqrt(variance + _PIXEL_FLOOR)
@@ -180,14 +182,6 @@ def _single(values: np.ndarray) -> np.ndarray:
 
 def _short(values: np.ndarray) -> np.ndarray:
   return values.astype(np.float16).astype(np.float32)
-
-
-def _standardized_averages(network: PatchNetwork, images: np.ndarray) -> np.ndarray:
-  """Computes the features of random images, mirrored, before directions: [n, f]."""
-  held = jax.device_put((network.mean, network.axes, network.words))
-  chunks = _chunks(images, _CHUNK)
-  parts = [np.asarray(_averages(*held, chunk, mirrored=True)) for chunk in chunks]
-  return np.concatenate(parts)[: len(images)]
 
 
 def _chunks(images: Any, size: int) -> Iterator[np.ndarray]:
@@ -268,7 +262,10 @@ def _averages(
     [b, GRID^2 * 2 k]: square roots of mean 0 and variance 1 within each example.
   """
   kernel = axes.reshape(SIDE, SIDE, x.shape[3], -1)
-  pooling = _pooling(x.shape[1] - SIDE + 1, x.shape[2] - SIDE + 1)
+  of_rows = _bins(x.shape[1] - SIDE + 1)
+  of_columns = _bins(x.shape[2] - SIDE + 1)
+  # Averages over the cells of the grid.
+  pooling = np.einsum("ih,jw->ijhw", of_rows, of_columns).reshape(_GRID**2, -1)
 
   def averages(image: jax.Array) -> jax.Array:
     described = _described(image, kernel) - (mean @ axes)[None]
@@ -311,16 +308,9 @@ def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
   return described.reshape(-1, kernel.shape[3])
 
 
-def _pooling(height: int, width: int) -> np.ndarray:
-  """Returns the averages over the bins of a grid: [GRID^2, height * width]. Bins of an odd
-  size share the middle."""
-  of_rows = _bins(height)
-  of_columns = _bins(width)
-  averages = of_rows[:, None, :, None] * of_columns[None, :, None, :]
-  return averages.reshape(_GRID**2, height * width)
-
-
 def _bins(size: int) -> np.ndarray:
+  """Returns the averages over the bins of one axis: [GRID, size]. Bins of an odd size share
+  the middle."""
   averages = np.zeros((_GRID, size), np.float32)
   for i in range(_GRID):
     first = i * size // _GRID

@@ -47,10 +47,6 @@ def _linear_on(features: str, make: Callable[..., nn.Module] = dense.Linear) -> 
   return _Entry(dense.Linear, make, fixed=fixed, features=features)
 
 
-def _from_zeros(*, zero_head: bool = True, **options) -> nn.Module:
-  return dense.Linear(zero_head=zero_head, **options)
-
-
 def _transformer(*, num_classes: int, **options) -> nn.Module:
   return transformer.Transformer(vocab_size=num_classes, **options)
 
@@ -70,7 +66,7 @@ _ENTRIES = {
   "scatter_cnn_cifar10": _scatter_cnn(scatter_heads.ScatterCnn.cifar10),
   "wrn_16_4": _wide_resnet(16),
   "wrn_40_4": _wide_resnet(40),
-  "patches_linear": _linear_on("patches", _from_zeros),
+  "patches_linear": _linear_on("patches", functools.partial(dense.Linear, zero_head=True)),
   "vgg16_linear": _linear_on("vgg16"),
   "vgg16_96_linear": _linear_on("vgg16_96"),
   "alexnet_linear": _linear_on("alexnet"),

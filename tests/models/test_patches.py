@@ -114,7 +114,7 @@ def test_what_is_learnt_evens_out_random_images_and_repeats():
     np.testing.assert_array_equal(values, values.astype(np.float16).astype(np.float32))
   np.testing.assert_allclose(np.linalg.norm(network.words, axis=0), 1, atol=2e-3)
   assert network.directions.shape == (56, 56)
-  raw = patches._standardized_averages(network, images)
+  raw = np.asarray(patches._averages(*network[:3], images, mirrored=True))
   along = (raw - network.centre) @ network.directions
   covariance = along.T @ along / len(along)
   variances = np.linalg.eigvalsh(np.cov(raw.T, bias=True))[::-1]
