@@ -40,6 +40,7 @@ if TYPE_CHECKING:
   from dpjax.models.registry import is_language as is_language
   from dpjax.models.registry import names as names
   from dpjax.models.registry import needs_features as needs_features
+  from dpjax.models.registry import needs_unit_range as needs_unit_range
   from dpjax.models.registry import options as options
   from dpjax.models.resnet import ResNet as ResNet
   from dpjax.models.resnet import load_resnet as load_resnet

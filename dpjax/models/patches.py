@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
+from dpjax import validate
 from dpjax.types import HostArray, Indexed
 from dpjax.validate import UserError
 
@@ -43,6 +44,7 @@ _PATCHES = 200_000
 _ROUNDS = 10
 _SEED = 0
 _LARGEST = 96  # pixels of an image's side
+_COLOURS = 16  # to learn takes .2 GB for each
 _CHUNK = 128
 _ROWS = 20_000  # patches that are compared at a time
 
@@ -50,8 +52,8 @@ _ROWS = 20_000  # patches that are compared at a time
 class PatchNetwork(NamedTuple):
   """What is learnt from random images; p = SIDE * SIDE * colours numbers of a patch.
 
-  Axes, words and directions are float32 that float16 holds, too: what another number of threads
-  changes in the last digits of a decomposition is rounded away.
+  Axes, words and directions are rounded to what float16 holds. Another number of threads changes
+  the last digits of a decomposition; rounding hides that, but for a few of millions of entries.
   """
 
   mean: np.ndarray  # [p] of normalised patches
@@ -62,7 +64,8 @@ class PatchNetwork(NamedTuple):
 
 
 def patch_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-  """Returns the shape of the features of images of `shape` [n, H, W, C].
+  """Returns the shape of the features of images of `shape` [n, H, W, C], for a network of WORDS
+  words that was learnt from more than DIRECTIONS images.
 
   Raises:
     UserError: no images, or images that are too small or too large.
@@ -72,11 +75,13 @@ def patch_shape(shape: tuple[int, ...]) -> tuple[int, int]:
   """
   sides = shape[1:3]
   least = SIDE + _GRID - 1
-  if len(shape) != 4 or not all(least <= side <= _LARGEST for side in sides):
+  is_image = len(shape) == 4 and all(least <= side <= _LARGEST for side in sides)
+  if not is_image or not 1 <= shape[3] <= _COLOURS:
+    # The number of images may be a secret.
     raise UserError(
-      f"must be images [n, H, W, C] of {least} to {_LARGEST} pixels a side, got "
-      f"{tuple(shape)}",
-      field="x.shape",
+      f"must be images [n, H, W, C] of {least} to {_LARGEST} pixels a side and 1 to {_COLOURS} "
+      f"colours; an example is of shape {tuple(shape[1:])}",
+      field="x",
     )
   return (shape[0], min(DIRECTIONS, _GRID**2 * 2 * WORDS))
 
@@ -90,14 +95,21 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
     words: size of the dictionary.
 
   Returns:
-    A network with DIRECTIONS directions, or as many as the features and images have.
+    A network with DIRECTIONS directions, or as many as the features and images have. They are
+    those of mirrored features, also for features that are not.
+
+  Raises:
+    UserError: no such images, fewer than two or all of one colour each, or no word.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
   >>> network = learned_patches(images, words=5)
   >>> network.words.shape, network.directions.shape
   ((36, 5), (40, 39))
   """
-  patch_shape(images.shape)
+  validate.integer_at_least(1, words=words)
+  check_images(images, field="images")
+  if len(images) < 2:
+    raise UserError("must be at least 2 images", field="images", value=len(images))
   random = np.random.Generator(np.random.PCG64(_SEED))
   patches = _drawn(images, random)
   mean = patches.mean(axis=0)
@@ -130,6 +142,8 @@ def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
   patches = taken.reshape(_PATCHES, -1).astype(np.float64)
   centred = patches - patches.mean(axis=1, keepdims=True)
   variance = np.square(centred).mean(axis=1, keepdims=True)
+  if not variance.any():
+    raise UserError("must have patches of more than one colour", field="images")
   return centred / np.sqrt(variance + _PIXEL_FLOOR)
 
 
@@ -154,7 +168,9 @@ def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
 
 
 def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> np.ndarray:
-  """Returns words [q, k] of norm 1 by spherical k-means (Coates and Ng 2012, section 2).
+  """Returns words [q, k] of norm 1 by spherical k-means, after Coates and Ng (2012, section 2).
+
+  A point joins the word that it is most alike; there it may also join one that it is opposite to.
 
   Args:
     points: [n, q], of mean 0.
@@ -184,6 +200,30 @@ def _short(values: np.ndarray) -> np.ndarray:
   return values.astype(np.float16).astype(np.float32)
 
 
+def check_images(images: Any, *, field: str = "x") -> None:
+  """Raises UserError unless images [n, H, W, C] are such as features of patches need."""
+  _check_kind(images, field)
+  for start in range(0, images.shape[0], _CHUNK):
+    _check_range(np.asarray(images[start : start + _CHUNK]), field)
+
+
+def _check_kind(images: Any, field: str) -> None:
+  kind = getattr(getattr(images, "dtype", None), "kind", "")
+  if kind not in ("f", "u", "i", "b"):
+    raise UserError(
+      "must be an array of real numbers",
+      field=field,
+      value=validate.Verbatim(type(images).__name__),
+    )
+  patch_shape(images.shape)
+
+
+def _check_range(chunk: np.ndarray, field: str) -> None:
+  # NaN fails both comparisons.
+  if chunk.size and not (chunk.min() >= 0 and chunk.max() <= 1):
+    raise UserError("must hold images in [0, 1], as features of patches need", field=field)
+
+
 def _chunks(images: Any, size: int) -> Iterator[np.ndarray]:
   """Yields float32 chunks of `size` images, the last filled up with zeros."""
   for start in range(0, images.shape[0], size):
@@ -203,12 +243,13 @@ def patch_features(
     mirrored: averages with those of the mirror image (left is right), in twice the time.
 
   Returns:
-    float32 [n, d]; the mean of a row's squares is 1.
+    float32 [n, d]; the mean of a row's squares is 1, but for images of nearly one colour.
 
   Raises:
     UserError: no such images; a value outside [0, 1].
 
-  Guarantee: a row of the result is a function of the same row of `x` alone.
+  Guarantee: a row of the result is a function of the same row of `x` alone, on a CPU bit for bit
+  wherever it stands.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
   >>> patch_features(images[:2], learned_patches(images, words=5)).shape
@@ -226,23 +267,25 @@ def patch_chunks(
   """Yields `patch_features` chunk by chunk, of images that need not lie in memory: `x` has
   shape, dtype and slices."""
   images: Any = x
-  patch_shape(images.shape)
+  validate.flag(mirrored=mirrored)
+  if not isinstance(network, PatchNetwork):
+    raise UserError(
+      "must be what models.learned_patches returns",
+      field="network",
+      value=validate.Verbatim(type(network).__name__),
+    )
+  _check_kind(images, "x")
   colours = len(network.mean) // SIDE**2
   if images.shape[3] != colours:
     raise UserError(
-      f"must be images of {colours} colours, got {tuple(images.shape)}", field="x.shape"
+      f"must be images of {colours} colours; an example is of shape {tuple(images.shape[1:])}",
+      field="x",
     )
   # The directions are large: they go to the device once, not with each chunk.
   held = jax.device_put(network)
   done = 0
   for chunk in _chunks(images, _CHUNK):
-    # NaN fails both comparisons.
-    if not (chunk.min() >= 0 and chunk.max() <= 1):
-      raise UserError(
-        "must hold images in [0, 1], as features of patches need them; leave out "
-        "data.center",
-        field="x",
-      )
+    _check_range(chunk, "x")
     averages = _averages(held.mean, held.axes, held.words, chunk, mirrored=mirrored)
     rows = np.asarray(_along(held.centre, held.directions, averages))
     yield rows[: images.shape[0] - done]
@@ -298,7 +341,7 @@ def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
   )
   # Nearer to 0, mean(x^2) - mean(x)^2 cancels less.
   shifted = image[None] - 0.5
-  box = jnp.full((*kernel.shape[:3], 1), 1 / kernel[..., 0].size)
+  box = jnp.full((*kernel.shape[:3], 1), 1 / kernel[..., 0].size, kernel.dtype)
   means = convolved(shifted, box)
   variances = jnp.maximum(convolved(shifted * shifted, box) - means * means, 0)
   sums = kernel.sum(axis=(0, 1, 2))[None, None, None]

@@ -31,6 +31,7 @@ class _Entry(NamedTuple):
   fixed: tuple[str, ...] = ()  # fields that the name decides
   features: str | None = None  # what the input must be turned into first
   is_language: bool = False  # it predicts the next token of a text
+  in_unit_range: bool = False  # its features are of images in [0, 1]
 
 
 def _wide_resnet(depth: int) -> _Entry:
@@ -42,9 +43,16 @@ def _scatter_cnn(make: Callable[..., nn.Module] | None = None) -> _Entry:
   return _Entry(scatter_heads.ScatterCnn, make, features="scattering")
 
 
-def _linear_on(features: str, make: Callable[..., nn.Module] = dense.Linear) -> _Entry:
+def _linear_on(
+  features: str,
+  make: Callable[..., nn.Module] = dense.Linear,
+  *,
+  in_unit_range: bool = True,
+) -> _Entry:
   fixed = ("features", "activation", "dropout")
-  return _Entry(dense.Linear, make, fixed=fixed, features=features)
+  return _Entry(
+    dense.Linear, make, fixed=fixed, features=features, in_unit_range=in_unit_range
+  )
 
 
 def _transformer(*, num_classes: int, **options) -> nn.Module:
@@ -70,7 +78,7 @@ _ENTRIES = {
   "vgg16_linear": _linear_on("vgg16"),
   "vgg16_96_linear": _linear_on("vgg16_96"),
   "alexnet_linear": _linear_on("alexnet"),
-  "minilm_linear": _linear_on("minilm"),
+  "minilm_linear": _linear_on("minilm", in_unit_range=False),
   "vit": _Entry("VisionTransformer"),
   "resnet": _Entry("ResNet"),
   "bert": _Entry("Bert"),
@@ -135,6 +143,15 @@ def needs_features(name: str) -> str | None:
   ('scattering', 'vgg16', None)
   """
   return _entry(name).features
+
+
+def needs_unit_range(name: str) -> bool:
+  """Returns whether a model reads features of images that must lie in [0, 1].
+
+  >>> needs_unit_range("patches_linear"), needs_unit_range("scatter_linear")
+  (True, False)
+  """
+  return _entry(name).in_unit_range
 
 
 def is_language(name: str) -> bool:

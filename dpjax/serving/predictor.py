@@ -370,7 +370,9 @@ def _inputs_of_data(config: Any, train: TrainConfig, at: str) -> ModelInputs:
       f"say the shape of an example ({error!s:.120}); train it again"
     ) from error
   data.needs_arrays(test, at)
-  known = model_inputs.of(train.data, test, tuple(test.x.shape[1:]))
+  unit_range = models.needs_unit_range(train.model.name)
+  shape = tuple(test.x.shape[1:])
+  known = model_inputs.of(train.data, test, shape, unit_range=unit_range)
   assert known is not None
   return known
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import numpy as np
@@ -18,6 +20,9 @@ from dpjax.experiments.kinds.central.config import (
   PrivacyConfig,
   TrainConfig,
 )
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import model_inputs
 from dpjax.models import patches
 from dpjax.validate import UserError
 
@@ -128,9 +133,11 @@ def test_what_is_learnt_evens_out_random_images_and_repeats():
 def test_values_that_are_no_image_are_refused(value):
   x = np.zeros((2, 9, 11, 3), np.float32)
   x[1, 2, 3, 0] = value
-  with pytest.raises(UserError, match=r"\[0, 1\].*data.center") as error:
+  with pytest.raises(UserError, match=r"x: must hold images in \[0, 1\]") as error:
     models.patch_features(x, _network())
   assert "\n" not in str(error.value)
+  with pytest.raises(UserError, match=r"images: must hold images in \[0, 1\]"):
+    models.learned_patches(x)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +147,58 @@ def test_values_that_are_no_image_are_refused(value):
     ((2, 6, 11, 3), "7 to 96 pixels"),
     ((2, 9, 97, 3), "7 to 96 pixels"),
     ((9, 11, 3), "must be images"),
+    ((2, 9, 11, 17), "1 to 16 colours"),
+    ((2, 9, 11, 0), "1 to 16 colours"),
   ],
 )
 def test_images_of_another_kind_are_refused(shape, words):
   with pytest.raises(UserError, match=words) as error:
     models.patch_features(np.zeros(shape, np.float32), _network())
   assert "\n" not in str(error.value)
+  with pytest.raises(UserError):
+    patches.patch_shape(shape if shape[-1] != 1 else (1, 9))
+
+
+def test_an_error_does_not_tell_the_number_of_records():
+  with pytest.raises(UserError) as error:
+    models.patch_features(np.zeros((4321, 5, 9, 3), np.float32), _network())
+  assert "4321" not in str(error.value) and "(5, 9, 3)" in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("call", "words"),
+  [
+    (lambda x: models.learned_patches(x, words=0), "words=0: must be an integer >= 1"),
+    (lambda x: models.learned_patches(x, words=2.5), "words=2.5: must be an integer"),
+    (lambda x: models.learned_patches(x[:0]), "images=0: must be at least 2"),
+    (lambda x: models.learned_patches(x[:1]), "images=1: must be at least 2"),
+    (lambda x: models.learned_patches(0 * x + 0.5), "of more than one colour"),
+    (lambda x: models.learned_patches(list(x)), "images=list: must be an array of real"),
+    (lambda x: models.learned_patches(255 * x), r"images: must hold images in \[0, 1\]"),
+    (lambda x: models.patch_features(x + 0j, _network()), "x=ndarray: must be an array"),
+    (lambda x: models.patch_features(x.astype(str), _network()), "x=ndarray: must be an"),
+    (lambda x: models.patch_features(x, None), "network=NoneType: must be what"),
+    (lambda x: models.patch_features(x, tuple(_network())), "network=tuple: must be what"),
+    (lambda x: models.patch_features(x, _network(), mirrored="no"), "mirrored='no'"),
+  ],
+)
+def test_a_wrong_argument_is_one_line(call, words):
+  with pytest.raises(UserError, match=words) as error:
+    call(_random_images((3, 9, 11, 3)))
+  assert "\n" not in str(error.value)
+
+
+def test_double_precision_and_other_types_change_nothing():
+  network = _network()
+  x = (_random_images((3, 9, 11, 3)) * 4).round().clip(0, 4) / 4
+  seen = models.patch_features(x, network)
+  with jax.enable_x64(True):
+    again = models.learned_patches(_random_images((60, 9, 11, 3)), words=7)
+    np.testing.assert_array_equal(again.words, network.words)
+    doubled = models.patch_features(x.astype(np.float64), network)
+  np.testing.assert_allclose(doubled, seen, atol=1e-5)
+  for dtype in (np.float64, np.float16, ">f4"):
+    np.testing.assert_array_equal(models.patch_features(x.astype(dtype), network), seen)
 
 
 def test_no_images_have_no_features():
@@ -213,3 +266,43 @@ def test_what_is_no_image_is_one_line(small):
     with pytest.raises(UserError, match=words) as error:
       features.featured(ModelConfig("patches_linear"), dataset)
     assert "\n" not in str(error.value)
+
+
+def test_centred_images_are_refused_before_any_data_are_read():
+  config = TrainConfig(
+    data=DataConfig(name="digits", center=True), model=ModelConfig("patches_linear")
+  )
+  with pytest.raises(UserError, match="data.center=True: must be False") as error:
+    build.check(config)
+  assert "\n" not in str(error.value)
+  over_clients = FedConfig(data=config.data, model=config.model)
+  with pytest.raises(UserError, match="data.center=True: must be False"):
+    federated.check(over_clients)
+  # Features of scattering are of any numbers.
+  build.check(dataclasses.replace(config, model=ModelConfig("scatter_linear")))
+
+
+def test_images_outside_the_range_are_refused_before_anything_is_learnt(monkeypatch):
+  monkeypatch.setattr(patches_of_runs, "learned", lambda shape: pytest.fail("learnt"))
+  dataset = _dataset("train")
+  x = np.array(dataset.x)
+  x[3, 2, 1, 0] = 1.5
+  dataset = dataclasses.replace(dataset, x=x)
+  with pytest.raises(UserError, match=r"must hold images in \[0, 1\]"):
+    features.featured(ModelConfig("patches_linear"), dataset)
+
+
+def test_a_service_refuses_such_a_row_by_itself(small):
+  """One that failed in a batch would fail for all that wait in it."""
+  dataset = _dataset("test")
+  shape = dataset.x.shape[1:]
+  config = DataConfig(name="pictures.npz")
+  facts = model_inputs.of(config, dataset, shape, unit_range=True)
+  assert facts.unit_range and not model_inputs.of(config, dataset, shape).unit_range
+  read = features.featured(ModelConfig("patches_linear"), dataset)
+  written = {}
+  with mock.patch.object(
+    model_inputs, "write", lambda folder, facts: written.update(f=facts)
+  ):
+    build.inputs_writer(config, ModelConfig("patches_linear"), read)(None)
+  assert written["f"].unit_range

@@ -122,6 +122,22 @@ def data(config: DataConfig) -> None:
     names.find(config.name, "data.name")
 
 
+def unit_range(model_name: str, config: DataConfig) -> None:
+  """Raises UserError for centred images, of which the model's features cannot be computed.
+
+  >>> unit_range("patches_linear", DataConfig(center=True))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: data.center=True: must be False, for the features of ...
+  """
+  if config.center and models.needs_unit_range(model_name):
+    raise UserError(
+      f"must be False, for the features of model.name={model_name!r} are of images in [0, 1]",
+      field="data.center",
+      value=True,
+    )
+
+
 def limit(config: DataConfig, num_examples: int) -> None:
   """Raises UserError for a limit that keeps all examples."""
   if config.limit is not None and config.limit > num_examples:
@@ -223,6 +239,7 @@ def training(config: TrainConfig) -> None:
   express."""
   data(config.data)
   model(config.model)
+  unit_range(config.model.name, config.data)
   privacy(config.privacy)
   optimizer(config.optimizer)
   steps("num_steps", config.num_steps, config.privacy)

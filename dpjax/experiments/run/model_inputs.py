@@ -84,7 +84,11 @@ class ModelInputs:
 
 
 def of(
-  config: Any, dataset: data.Dataset, shape: tuple[int, ...] | None
+  config: Any,
+  dataset: data.Dataset,
+  shape: tuple[int, ...] | None,
+  *,
+  unit_range: bool = False,
 ) -> ModelInputs | None:
   """Returns the facts of a run's data; None where the shape before features is not known.
 
@@ -92,6 +96,7 @@ def of(
     config: the `data` of a run's config.
     dataset: a split of its data.
     shape: shape of one example, before features.
+    unit_range: whether the model refuses numbers outside [0, 1], as some features do.
   """
   if shape is None:
     return None
@@ -107,7 +112,7 @@ def of(
     vocab_size=dataset.vocab_size,
     target=dataset.target,
     labels=_labels(dataset, declared, is_table),
-    unit_range=(is_table and dataset.vocab_size is None) or scaled,
+    unit_range=unit_range or scaled or (is_table and dataset.vocab_size is None),
     declaration=declared if is_table else None,
   )
 

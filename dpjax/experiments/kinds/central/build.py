@@ -499,7 +499,8 @@ def inputs_writer(
     return lambda folder: model_inputs.write(folder, None)
   if not models.needs_features(model.name):
     shape = tuple(dataset.x.shape[1:])
-  facts = model_inputs.of(config, dataset, shape)
+  unit_range = models.needs_unit_range(model.name)
+  facts = model_inputs.of(config, dataset, shape, unit_range=unit_range)
   return lambda folder: model_inputs.write(folder, facts)
 
 

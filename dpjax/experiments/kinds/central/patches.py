@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import scipy
 
 from dpjax import data
 from dpjax.data import random_process
@@ -17,7 +18,8 @@ from dpjax.experiments.run import writers
 from dpjax.models import patches
 
 _CODE = (
-  "dpjax.models.patches", "dpjax.data.random_process", "dpjax.random_images", __name__,
+  "dpjax.models.patches", "dpjax.data.random_process", "dpjax.random_images",
+  "dpjax.experiments.kinds.central.features", __name__,
 )  # fmt: skip
 _PROCESSES = 64
 _IMAGES = 125  # of each process
@@ -36,12 +38,16 @@ def computed(
   shape = patches.patch_shape(dataset.x.shape)
 
   def make() -> Iterator[np.ndarray]:
+    # Before the minutes of learning.
+    patches.check_images(dataset.x)
     network = learned(tuple(dataset.x.shape[1:]))
     chunks = patches.patch_chunks(dataset.x, network, mirrored=config.mirrored)
     with writers.progress(100, 0, "patch features, percent") as bar:
       yield from features.counted(chunks, len(dataset), bar)
 
-  settings: tuple[Any, ...] = (shape, dataset.x.shape[1:], config.mirrored)
+  # Libraries that decompose: their last digits are those of the directions.
+  libraries = (np.__version__, scipy.__version__)
+  settings: tuple[Any, ...] = (shape, dataset.x.shape[1:], config.mirrored, *libraries)
   return features.ComputedFeatures(shape, settings, _CODE, make)
 
 

@@ -30,6 +30,7 @@ def federation(config: FedConfig) -> None:
   express."""
   bounds.data(config.data)
   bounds.model(config.model)
+  bounds.unit_range(config.model.name, config.data)
   bounds.optimizer(config.client_optimizer, "client_optimizer")
   bounds.optimizer(config.server_optimizer, "server_optimizer")
   bounds.privacy(config.privacy)
