@@ -13,7 +13,7 @@ import pytest
 from dpjax import models
 from dpjax.data import Dataset
 from dpjax.experiments.kinds.central import build, features
-from dpjax.experiments.kinds.central import patches as patches_of_runs
+from dpjax.experiments.kinds.central import patch_features as patches_of_runs
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,

@@ -46,7 +46,7 @@ class ComputedFeatures:
 
 # Features that know no data -> the module beside this one that computes them. Those of every
 # other name are of a public network.
-_OF_NO_DATA = {"scattering": "scattering_features", "patches": "patches"}
+_OF_NO_DATA = {"scattering": "scattering_features", "patches": "patch_features"}
 
 
 def trained_on(model: str, data_name: str) -> tuple[str, ...]:
