@@ -1016,9 +1016,8 @@ def _at_once() -> list[Row]:
   ]
 
 
-def _on_public_images() -> list[Row]:
-  """Features of VGG16 beside those that know no public images."""
-  values = ["0.5", "1.0", "2.0", "3.0", "8.0"]
+def _opponent_cells(values: list[str]) -> Row:
+  """The line of CIFAR-10 on scattering features, which know no images."""
   rows = {
     row["privacy.epsilon"]: row
     for row in entries("cifar10_curves/curve.csv")
@@ -1027,6 +1026,12 @@ def _on_public_images() -> list[Row]:
   cells = [
     share(rows[value]["test_accuracy_mean"]) if value in rows else _NONE for value in values
   ]
+  return ["scattering features, opponent colours", *cells]
+
+
+def _on_public_images() -> list[Row]:
+  """Features of VGG16 beside those that know no public images."""
+  values = ["0.5", "1.0", "2.0", "3.0", "8.0"]
   known = _curve(
     "cifar10_vgg",
     {"features of VGG16, claimed": "VGG16 + linear"},
@@ -1041,21 +1046,15 @@ def _on_public_images() -> list[Row]:
     digits=3,
     seeds=3,
   )
-  return [*known, *larger, ["scattering features, opponent colours", *cells]]
+  return [*known, *larger, _opponent_cells(values)]
 
 
 def _on_patches() -> list[Row]:
   """Features of patches beside those of scattering, which know no images either."""
-  rows = {
-    row["privacy.epsilon"]: row
-    for row in entries("cifar10_curves/curve.csv")
-    if row["variant"] == "opponent scattering + linear"
-  }
   values = _EPSILONS[:-1]
   lines = {"features of patches": "patches + linear"}
   known = _curve("cifar10_patches", lines, values=values, digits=3, seeds=3)
-  cells = [share(rows[value]["test_accuracy_mean"]) for value in values]
-  return [*known, ["scattering features, opponent colours", *cells]]
+  return [*known, _opponent_cells(values)]
 
 
 TABLES = [

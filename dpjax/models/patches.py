@@ -1,12 +1,13 @@
-"""Image features that know no data: patches are compared with those of images of random processes.
+"""Image features that know no data: patches are compared with a dictionary of random images.
 
-A dictionary of small patches is learnt from images that no camera took. Each patch of an image is
-normalised, whitened and compared with every word of the dictionary; what exceeds a threshold is
-averaged over a 2x2 grid (Coates, Ng and Lee 2011, "An analysis of single-layer networks in
-unsupervised feature learning"; Coates and Ng 2011, "The importance of encoding versus training
-with sparse coding and vector quantization"). The averages are then brought to a few directions of
-equal size, by the covariance that they have on the same random images: steps of a linear model
-then gain as much in each direction, and fewer directions hold less noise.
+Its words are learnt from patches of images that no camera took. Each patch of an image is
+normalised, described by its largest whitened axes, and compared with every word. What exceeds a
+threshold is averaged over a 2x2 grid (Coates, Ng and Lee 2011, "An analysis of single-layer
+networks in unsupervised feature learning"; Coates and Ng 2011, "The importance of encoding versus
+training with sparse coding and vector quantization"). The square roots of these averages are
+standardised within each image. They are then brought to 2,500 directions of equal size, by the
+covariance that they have on the same random images: steps of a linear model gain as much in each
+direction, and fewer directions hold less noise.
 
 All that is learnt here follows from random numbers. So neighbouring data sets have neighbouring
 features, which cost no privacy and assume nothing of the data (as in Tang et al. 2023, "learning
@@ -25,6 +26,7 @@ import numpy as np
 import scipy.linalg
 
 from dpjax import validate
+from dpjax.models import pooling
 from dpjax.types import HostArray, Indexed
 from dpjax.validate import UserError
 
@@ -34,7 +36,8 @@ DIRECTIONS = 2500
 _AXES = 64  # in which a patch is described
 _GRID = 2
 _THRESHOLD = 0.5
-# Added to variances before their roots: of a patch's pixels, of an axis, of a direction.
+# Added to variances before their roots: of a patch's pixels, of an axis, of a direction, of an
+# example.
 _PIXEL_FLOOR = 10 / 255**2
 _AXIS_FLOOR = 0.1
 _DIRECTION_FLOOR = 1e-5
@@ -50,7 +53,7 @@ _ROWS = 20_000  # patches that are compared at a time
 
 
 class PatchNetwork(NamedTuple):
-  """What is learnt from random images; p = SIDE * SIDE * colours numbers of a patch.
+  """Holds what is learnt from random images; a patch has p = SIDE * SIDE * colours numbers.
 
   Axes, words and directions are rounded to what float16 holds. Another number of threads changes
   the last digits of a decomposition; rounding hides that, but for a few of millions of entries.
@@ -115,16 +118,16 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
   mean = patches.mean(axis=0)
   axes = _short(_whitening(patches - mean, _AXES, _AXIS_FLOOR))
   dictionary = _short(_clustered((patches - mean) @ axes, words, random))
-  start = PatchNetwork(_single(mean), axes, dictionary, np.zeros(0), np.zeros(0))
-  held = jax.device_put(start[:3])
+  mean = mean.astype(np.float32)
+  held = jax.device_put((mean, axes, dictionary))
   chunks = _chunks(images, _CHUNK)
   averages = [np.asarray(_averages(*held, chunk, mirrored=True)) for chunk in chunks]
   features = np.concatenate(averages)[: len(images)].astype(np.float64)
   centre = features.mean(axis=0)
   # As many independent differences as there are images but one.
   count = min(DIRECTIONS, len(features) - 1)
-  directions = _whitening(features - centre, count, _DIRECTION_FLOOR)
-  return start._replace(centre=_single(centre), directions=_short(directions))
+  directions = _short(_whitening(features - centre, count, _DIRECTION_FLOOR))
+  return PatchNetwork(mean, axes, dictionary, centre.astype(np.float32), directions)
 
 
 def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -190,10 +193,6 @@ def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> n
     # A word that is nearest to no point stays.
     centres = np.where(norms > 0, sums / np.where(norms > 0, norms, 1), centres)
   return centres.T
-
-
-def _single(values: np.ndarray) -> np.ndarray:
-  return values.astype(np.float32)
 
 
 def _short(values: np.ndarray) -> np.ndarray:
@@ -305,26 +304,23 @@ def _averages(
     [b, GRID^2 * 2 k]: square roots of mean 0 and variance 1 within each example.
   """
   kernel = axes.reshape(SIDE, SIDE, x.shape[3], -1)
-  of_rows = _bins(x.shape[1] - SIDE + 1)
-  of_columns = _bins(x.shape[2] - SIDE + 1)
+  of_rows = pooling.bin_averages(x.shape[1] - SIDE + 1, _GRID)
+  of_columns = pooling.bin_averages(x.shape[2] - SIDE + 1, _GRID)
   # Averages over the cells of the grid.
-  pooling = np.einsum("ih,jw->ijhw", of_rows, of_columns).reshape(_GRID**2, -1)
+  cells = np.einsum("ih,jw->ijhw", of_rows, of_columns).reshape(_GRID**2, -1)
 
   def averages(image: jax.Array) -> jax.Array:
     described = _described(image, kernel) - (mean @ axes)[None]
     alike = described @ words
     above = jax.nn.relu(alike - _THRESHOLD)
     below = jax.nn.relu(-alike - _THRESHOLD)
-    return jnp.concatenate([pooling @ above, pooling @ below], axis=1).ravel()
+    return jnp.concatenate([cells @ above, cells @ below], axis=1).ravel()
 
   def features(image: jax.Array) -> jax.Array:
     values = averages(image)
     if mirrored:
       values = (values + averages(image[:, ::-1])) / 2
-    roots = jnp.sqrt(values)
-    centred = roots - roots.mean()
-    # Centred first, for mean(x^2) - mean(x)^2 would cancel.
-    return centred * jax.lax.rsqrt(jnp.square(centred).mean() + _EXAMPLE_FLOOR)
+    return pooling.standardized_roots(values)
 
   # One image at a time: its maps fit into a cache, which is four times as fast on a CPU; and its
   # rounding cannot depend on where it stands.
@@ -349,17 +345,6 @@ def _described(image: jax.Array, kernel: jax.Array) -> jax.Array:
     variances + _PIXEL_FLOOR
   )
   return described.reshape(-1, kernel.shape[3])
-
-
-def _bins(size: int) -> np.ndarray:
-  """Returns the averages over the bins of one axis: [GRID, size]. Bins of an odd size share
-  the middle."""
-  averages = np.zeros((_GRID, size), np.float32)
-  for i in range(_GRID):
-    first = i * size // _GRID
-    last = -(-(i + 1) * size // _GRID)
-    averages[i, first:last] = 1 / (last - first)
-  return averages
 
 
 @jax.jit

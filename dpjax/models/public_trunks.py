@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
-from dpjax.models import packaged_files
+from dpjax.models import packaged_files, pooling
 from dpjax.types import HostArray, Indexed
 from dpjax.validate import UserError
 
@@ -37,7 +37,6 @@ _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 _GRID = 2
 _CHUNK = 100
-_VARIANCE_FLOOR = 1e-5
 
 
 class Layer(NamedTuple):
@@ -214,7 +213,7 @@ def outputs(network: Trunk, weights: Any, x: jax.Array) -> list[jax.Array]:
     )
     x = jax.nn.relu(x + bias[None, None, None])
     if layer.is_read:
-      bins = _bins(x.shape[1])
+      bins = pooling.bin_averages(x.shape[1], _GRID)
       read.append(jnp.einsum("gh,bhwc,kw->bgkc", bins, x, bins))
   return read
 
@@ -222,17 +221,6 @@ def outputs(network: Trunk, weights: Any, x: jax.Array) -> list[jax.Array]:
 def imagenet_scaled(x: jax.Array) -> jax.Array:
   """Returns images [b, H, W, 3] in [0, 1] in the units that torchvision's weights want."""
   return (x - jnp.array(_MEAN)[None, None, None]) / jnp.array(_STD)[None, None, None]
-
-
-def _bins(size: int) -> np.ndarray:
-  """Returns the averages over the bins of one axis: [2, size]. Bins of an odd size share
-  the middle, as torch's AdaptiveAvgPool2d has them."""
-  averages = np.zeros((_GRID, size), np.float32)
-  for i in range(_GRID):
-    first = i * size // _GRID
-    last = -(-(i + 1) * size // _GRID)
-    averages[i, first:last] = 1 / (last - first)
-  return averages
 
 
 @jax.jit
@@ -245,14 +233,8 @@ def normalized_outputs(means: list[jax.Array]) -> jax.Array:
   Returns:
     [b, sum of h w c], float32.
   """
-  parts = []
-  for values in means:
-    roots = jnp.sqrt(values).reshape(values.shape[0], -1)
-    centred = roots - roots.mean(axis=1, keepdims=True)
-    # Centred first, for mean(x^2) - mean(x)^2 would cancel.
-    variance = jnp.square(centred).mean(axis=1, keepdims=True)
-    parts.append(centred * jax.lax.rsqrt(variance + _VARIANCE_FLOOR))
-  return jnp.concatenate(parts, axis=1)
+  rows = [values.reshape(values.shape[0], -1) for values in means]
+  return jnp.concatenate([pooling.standardized_roots(each) for each in rows], axis=1)
 
 
 class _Arrays(pickle.Unpickler):

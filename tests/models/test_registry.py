@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import pytest
 
 from dpjax import models
@@ -21,6 +23,15 @@ def test_only_the_heads_of_features_want_features():
   assert wanting == scattering | public | {"patches_linear"}
   assert models.needs_features("scatter_linear") == "scattering"
   assert models.needs_features("alexnet_linear") == "alexnet"
+
+
+def test_a_head_starts_from_zeros_where_it_is_said():
+  def head(name, **options):
+    model = models.build(name, num_classes=3, **options)
+    return model.init(jax.random.key(0), jnp.ones((1, 4)))["params"]["head"]["kernel"]
+
+  assert not head("patches_linear").any() and not head("linear", zero_head=True).any()
+  assert head("linear").all() and head("patches_linear", zero_head=False).all()
 
 
 def test_unknown_name_is_refused_with_the_nearest():

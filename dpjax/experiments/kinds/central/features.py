@@ -109,7 +109,7 @@ def featured(
   # Imported here: few runs need any, and none needs all.
   home = _OF_NO_DATA.get(kind, "public_features")
   module = importlib.import_module(f"dpjax.experiments.kinds.central.{home}")
-  computed = module.computed(config, dataset, kind, standardized)
+  computed = module.computed(config, dataset, standardized)
   shape = computed.shape
   in_files = rows.stay_in_files(4 * math.prod(shape), resident)
   if kept is None:

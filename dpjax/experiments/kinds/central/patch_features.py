@@ -18,22 +18,23 @@ from dpjax.experiments.run import writers
 from dpjax.models import patches
 
 _CODE = (
-  "dpjax.models.patches", "dpjax.data.random_process", "dpjax.random_images",
-  "dpjax.experiments.kinds.central.features", __name__,
+  "dpjax.models.patches", "dpjax.models.pooling", "dpjax.data.random_process",
+  "dpjax.random_images", "dpjax.experiments.kinds.central.features", __name__,
 )  # fmt: skip
 _PROCESSES = 64
 _IMAGES = 125  # of each process
 
 
 def computed(
-  config: ModelConfig, dataset: data.Dataset, kind: str, standardized: bool
+  config: ModelConfig, dataset: data.Dataset, standardized: bool
 ) -> features.ComputedFeatures:
   """Returns the features of a data set, before they are computed.
 
   Raises:
     UserError: no images, or images that are too small or too large.
   """
-  del kind, standardized
+  # Those of patches always are.
+  del standardized
   features.check_images(dataset, f"model.name={config.name!r}")
   shape = patches.patch_shape(dataset.x.shape)
 

@@ -21,7 +21,7 @@ from dpjax.experiments.run import guarantee, writers
 from dpjax.models import public_trunks, sentence_encoder
 from dpjax.validate import UserError
 
-_CODE = ("dpjax.models.public_trunks", __name__)
+_CODE = ("dpjax.models.public_trunks", "dpjax.models.pooling", __name__)
 _CODE_OF_TEXTS = ("dpjax.models.sentence_encoder", "dpjax.models.bert", __name__)
 # Data sets of tensorflow-datasets that hold records of ImageNet, by how their names begin.
 _OF_IMAGENET = (
@@ -86,7 +86,7 @@ def noted(
 
 
 def computed(
-  config: ModelConfig, dataset: data.Dataset, trunk: str, standardized: bool
+  config: ModelConfig, dataset: data.Dataset, standardized: bool
 ) -> features.ComputedFeatures:
   """Returns the features of a data set, before they are computed.
 
@@ -95,6 +95,7 @@ def computed(
   """
   # Those of a public network always are.
   del standardized
+  trunk = models.needs_features(config.name) or ""
   if trunk in sentence_encoder.ENCODERS:
     return _of_texts(config, dataset, trunk)
   features.check_images(dataset, f"model.name={config.name!r}")

@@ -23,7 +23,7 @@ _BLOCK = 1000
 
 
 def computed(
-  config: ModelConfig, dataset: data.Dataset, kind: str, standardized: bool
+  config: ModelConfig, dataset: data.Dataset, standardized: bool
 ) -> features.ComputedFeatures:
   """Returns the scattering features of a data set, before they are computed.
 
@@ -33,7 +33,6 @@ def computed(
   Raises:
     UserError: no images, or opponent colours of images that have not three.
   """
-  del kind
   features.check_images(dataset, f"model.name={config.name!r}")
   if config.colours == "opponent" and dataset.x.shape[-1] != 3:
     depth = dataset.x.shape[-1]
