@@ -43,15 +43,14 @@ def _scatter_cnn(make: Callable[..., nn.Module] | None = None) -> _Entry:
   return _Entry(scatter_heads.ScatterCnn, make, features="scattering")
 
 
-def _linear_on(
-  features: str,
-  make: Callable[..., nn.Module] = dense.Linear,
-  *,
-  in_unit_range: bool = True,
-) -> _Entry:
-  fixed = ("features", "activation", "dropout")
+def _linear_on(features: str, *, in_unit_range: bool = True) -> _Entry:
+  # From zeros: noise allows few steps, too few to unlearn random weights of thousands of inputs.
   return _Entry(
-    dense.Linear, make, fixed=fixed, features=features, in_unit_range=in_unit_range
+    dense.Linear,
+    functools.partial(dense.Linear, zero_head=True),
+    fixed=("features", "activation", "dropout"),
+    features=features,
+    in_unit_range=in_unit_range,
   )
 
 
@@ -74,7 +73,7 @@ _ENTRIES = {
   "scatter_cnn_cifar10": _scatter_cnn(scatter_heads.ScatterCnn.cifar10),
   "wrn_16_4": _wide_resnet(16),
   "wrn_40_4": _wide_resnet(40),
-  "patches_linear": _linear_on("patches", functools.partial(dense.Linear, zero_head=True)),
+  "patches_linear": _linear_on("patches"),
   "vgg16_linear": _linear_on("vgg16"),
   "vgg16_96_linear": _linear_on("vgg16_96"),
   "alexnet_linear": _linear_on("alexnet"),

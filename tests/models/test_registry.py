@@ -30,7 +30,9 @@ def test_a_head_starts_from_zeros_where_it_is_said():
     model = models.build(name, num_classes=3, **options)
     return model.init(jax.random.key(0), jnp.ones((1, 4)))["params"]["head"]["kernel"]
 
-  assert not head("patches_linear").any() and not head("linear", zero_head=True).any()
+  on_features = ("patches_linear", "vgg16_linear", "alexnet_linear", "minilm_linear")
+  assert not any(head(name).any() for name in on_features)
+  assert not head("linear", zero_head=True).any()
   assert head("linear").all() and head("patches_linear", zero_head=False).all()
 
 
