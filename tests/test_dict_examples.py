@@ -13,7 +13,7 @@ import pytest
 
 import dpjax
 from configs import quickstart
-from dpjax import data, gradients, metrics, training
+from dpjax import data, gradients, metrics, models, training
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import loop
 from dpjax.sampling import indexed
@@ -270,9 +270,12 @@ def test_what_needs_one_array_says_so():
 
 
 _MINE = """
+import equinox as eqx
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 import dpjax
 
 def load():
@@ -292,17 +295,41 @@ class Net(nn.Module):
   def __call__(self, x):
     words = nn.Embed(7, 4)(x["tokens"]).mean(axis=1)
     return nn.Dense(self.num_classes)(jnp.concatenate([words, x["features"]], axis=1))
+
+class Nnx(nnx.Module):
+  def __init__(self, num_classes, rngs, input_shape):
+    self.words = nnx.Embed(7, 4, rngs=rngs)
+    self.head = nnx.Linear(4 + input_shape["features"][0], num_classes, rngs=rngs)
+    self.dropout = nnx.Dropout(0.1, rngs=rngs)
+  def __call__(self, x):
+    words = self.words(x["tokens"]).mean(axis=1)
+    return self.head(self.dropout(jnp.concatenate([words, x["features"]], axis=1)))
+
+class Equinox(eqx.Module):
+  words: eqx.nn.Embedding
+  head: eqx.nn.Linear
+  dropout: eqx.nn.Dropout
+  def __init__(self, num_classes, key, input_shape):
+    first, second = jax.random.split(key)
+    self.words = eqx.nn.Embedding(7, 4, key=first)
+    self.head = eqx.nn.Linear(4 + input_shape["features"][0], num_classes, key=second)
+    self.dropout = eqx.nn.Dropout(0.1)
+  def __call__(self, x, key=None):
+    words = jax.vmap(self.words)(x["tokens"]).mean(axis=0)
+    return self.head(self.dropout(jnp.concatenate([words, x["features"]]), key=key))
 """
 
 
 @pytest.mark.long
-def test_a_run_trains_on_dicts_with_a_model_of_the_user(tmp_path, monkeypatch):
+@pytest.mark.parametrize("model", ["Net", "Nnx", "Equinox"])
+def test_a_run_trains_on_dicts_with_a_model_of_the_user(model, tmp_path, monkeypatch):
+  pytest.importorskip("equinox")
   (tmp_path / "mine_dicts.py").write_text(textwrap.dedent(_MINE))
   monkeypatch.syspath_prepend(tmp_path)
   changes = {
     "data.name": "mine_dicts:load",
     "data.center": False,
-    "model.name": "mine_dicts:Net",
+    "model.name": f"mine_dicts:{model}",
     "model.options": {},
     "privacy.sampling_prob": 0.2,
     "num_steps": 30,
@@ -319,7 +346,9 @@ def test_a_run_trains_on_dicts_with_a_model_of_the_user(tmp_path, monkeypatch):
       _, layer, leaf = name.split("/")
       params["params"].setdefault(layer, {})[leaf] = saved[name]
   test = mine.load()[1]
-  scores = metrics.evaluate(mine.Net(2).apply, params, test)
+  network = models.build(f"mine_dicts:{model}", num_classes=2)
+  network.init(jax.random.key(0), test.x[:1])
+  scores = metrics.evaluate(network.apply, params, test)
   assert scores["accuracy"] == pytest.approx(result["test_accuracy"])
   audited = fields.replace_all(config, {"audit.enabled": True})
   with pytest.raises(UserError, match="audit.enabled=True: needs data with one array"):

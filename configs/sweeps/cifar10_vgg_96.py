@@ -1,4 +1,4 @@
-"""CIFAR-10 over epsilon .5 to 8 on features of a public VGG16 of 96x96 images, three seeds.
+"""CIFAR-10 over epsilon .1 to 8 on features of a public VGG16 of 96x96 images, three seeds.
 
   python -m launch.sweep --config=configs/sweeps/cifar10_vgg_96.py --workdir=runs/cifar10_vgg_96
 
@@ -12,7 +12,7 @@ from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:
-  """Fifteen runs of `vgg16_96_linear`."""
+  """Twenty-seven runs of `vgg16_96_linear`."""
   config = cifar10_vgg.get_config()
   config.base.model.name = "vgg16_96_linear"
   config.variants = {
