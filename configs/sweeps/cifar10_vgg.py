@@ -2,9 +2,9 @@
 
   python -m launch.sweep --config=configs/sweeps/cifar10_vgg.py --workdir=runs/cifar10_vgg
 
-One line is configs/cifar10_vgg.py. The other is least squares on 1,000 random directions of the same
-features, up to epsilon 1. All epsilons are claimed, since the weights know ImageNet; a curve without
-public data is that of configs/sweeps/cifar10_patches.py. Needs what that config needs.
+One line is configs/cifar10_vgg.py. The other is least squares on 1,000 random directions of the
+same features, up to epsilon 1. All epsilons are claimed, since the weights know ImageNet; a curve
+without public data is that of configs/sweeps/cifar10_patches.py. Needs what that config needs.
 """
 
 from dpjax.experiments.kinds.central.config import OptimizerConfig

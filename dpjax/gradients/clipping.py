@@ -217,7 +217,7 @@ def _clipped_by_constants(
   grads: Updates,
   mask: jax.Array,
   norms_of_groups: tuple[float, ...],
-  groups: jax.tree_util.PyTreeDef,
+  groups: Any,  # their structure
   rule: ClipRule,
   unit: bool,
 ) -> tuple[Any, jax.Array]:

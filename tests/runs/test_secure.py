@@ -16,7 +16,7 @@ from dpjax.experiments.kinds.central.config import (
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.experiments.kinds.secure import noisy_model, vector_sums
+from dpjax.experiments.kinds.secure import aligned_columns, noisy_model, vector_sums
 from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig, SumTask
 from dpjax.experiments.run import loop, run_keys, saved, writers
 from dpjax.experiments.sweeps import secure_table
@@ -167,6 +167,42 @@ def test_a_noisy_model_goes_on_where_it_stopped_and_is_charged_once(
   np.testing.assert_array_equal(units, np.rint(units))
 
 
+_COLUMNS = {"name": "columns", "epsilon": 8.0, "num_steps": 15, "l2_penalty": 0.5}
+
+
+def test_columns_of_two_parties_belong_to_one_person(tmp_path, secure):
+  pytest.importorskip("private_set_intersection", reason="needs openmined-psi")
+  config = _point(task={**_COLUMNS, "shared": 0.6, "first_columns": 7})
+  whole = noisy_model.load_data(config)
+  aligned = aligned_columns.load_data(config)
+  known = {row.tobytes(): label for row, label in zip(whole.x, whole.y[:, 0])}
+  assert len(aligned.rows.x) == int(0.6 * len(whole.x))
+  assert sum(aligned.held) == len(whole.x) + len(aligned.rows.x)
+  # A row of two people would be none of the table's.
+  found = [known[row.tobytes()] for row in aligned.rows.x]
+  np.testing.assert_array_equal(found, aligned.rows.y[:, 0])
+  result = loop.train(config, tmp_path, data=aligned)
+  assert result["columns"] == [7, 23] and result["shared_people"] == len(aligned.rows.x)
+  assert result["epsilon"] <= 8.0 and result["epsilon_kind"] == "proved"
+  assert "who is held by both" in result["hides"]
+  assert "which people both of them hold" in result["privacy_statement"]
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"first_columns": 30}, "task.first_columns=30: must be below 30"),
+    ({"first_columns": 0}, "task.first_columns=0: must be"),
+    ({"shared": 0.001}, "task.shared=0.001: must be at least 1 / 457"),
+    ({"shared": 1.0}, "task.shared=1.0: must be"),
+  ],
+)
+def test_columns_that_leave_a_party_nothing_are_refused(changes, message):
+  with pytest.raises(UserError, match=message) as caught:
+    aligned_columns.load_data(_point(task={**_COLUMNS, **changes}))
+  assert len(str(caught.value).splitlines()) == 1
+
+
 def test_a_noisy_model_that_is_opened_again_is_opened_with_the_same_noise(secure):
   config = _point(task=_NOISY | {"num_steps": 2})
   ready = noisy_model.prepare(config, noisy_model.load_data(config), None)
@@ -280,8 +316,11 @@ def test_what_the_data_cannot_give_leaves_no_folder(tmp_path, task, words):
 @pytest.mark.parametrize("name", TASKS)
 def test_every_field_of_a_task_is_read(name):
   kind = TASKS[name]
-  source = inspect.getsource(
-    importlib.import_module(f"dpjax.experiments.kinds.secure.{kind.module}")
+  # What a task has from another one is read where the other one's is.
+  modules = [vars(each)["module"] for each in kind.__mro__ if "module" in vars(each)]
+  source = "".join(
+    inspect.getsource(importlib.import_module(f"dpjax.experiments.kinds.secure.{module}"))
+    for module in modules
   )
   unread = [f.name for f in dataclasses.fields(kind) if f"task.{f.name}" not in source]
   assert unread == []

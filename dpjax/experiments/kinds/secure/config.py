@@ -160,6 +160,20 @@ class NoisyModelTask:
     rules.check_settings(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class ColumnsTask(NoisyModelTask):
+  """`noisy_model` where party a holds the first columns and the labels of its people, party b the
+  other columns of its own. They find the people of both by private set intersection."""
+
+  first_columns: Annotated[
+    int, rules.between(1, 2**16), "columns of party a; party b holds the others"
+  ] = 10
+  shared: Annotated[
+    float, rules.OPEN_UNIT, "share of the training rows whose people both parties hold"
+  ] = 0.8
+  module: ClassVar[str] = "aligned_columns"
+
+
 PROTOCOLS = {**sums.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 TASKS = {
   "sum": SumTask,
@@ -167,6 +181,7 @@ TASKS = {
   "infer": InferTask,
   "train": TrainTask,
   "noisy_model": NoisyModelTask,
+  "columns": ColumnsTask,
 }
 # Sections that only one task reads.
 _SECTIONS = {"protocol": "task='sum'", "train": "task='infer'"}

@@ -1,0 +1,28 @@
+"""A clinic and a laboratory: other columns of the same people, aligned, and a model with noise.
+
+  python -m launch.secure --config=configs/secure/columns.py --workdir=runs/columns
+
+The clinic holds the diagnoses and the first 10 columns of scikit-learn's breast cancer, the
+laboratory the other 20. Each holds people whom the other does not know. They find those of both by
+private set intersection (pip install 'dpjax[vertical,secure]'), train a logistic regression on
+shares, and open it with the noise of both. Epsilon is that of the opened model under replace_one;
+who is held by both is told to both, and is not covered.
+Hardware: 2 CPU cores. Time: a few seconds a row.
+Seen once: test accuracy .768 at epsilon 1, .955 at 3 and .973 at 8, on 365 people of both. With
+half of the people in common (228) it is .955 at 8.
+"""
+
+from __future__ import annotations
+
+from dpjax.experiments.kinds.secure.config import ColumnsTask, SecureConfig
+
+
+def get_config() -> SecureConfig:
+  """Three epsilons; at the last also with half of the people in common."""
+  rows = {f"epsilon {epsilon:g}": {"task.epsilon": epsilon} for epsilon in (1.0, 3.0, 8.0)}
+  few = {"task.epsilon": 8.0, "task.shared": 0.5}
+  return SecureConfig(
+    task=ColumnsTask(),
+    rows={**rows, "epsilon 8, half of the people in common": few},
+    title="A clinic and a laboratory",
+  )

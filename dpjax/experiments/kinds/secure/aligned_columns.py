@@ -1,0 +1,131 @@
+"""Logistic regression of two parties with different columns of the same people, as a run.
+
+Party a holds labels and the first columns, party b the other columns. Each holds people whom the
+other does not know. They align by private set intersection. On the rows of both they train as
+`noisy_model` does, and open the weights with noise, at the same proved epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax.experiments.kinds.secure import labelled_rows, noisy_model
+from dpjax.experiments.kinds.secure.build import Computed
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
+from dpjax.experiments.run import guarantee
+from dpjax.experiments.run.loop import TrainPhase
+from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.secure.vertical import alignment
+from dpjax.validate import UserError
+
+_WHO = (
+  "NOT covered: each party learns which people both of them hold, and how many the other one "
+  "holds. The number of shared people is public."
+)
+
+
+class Aligned(NamedTuple):
+  """What two parties hold of the same people, and what finding them took."""
+
+  rows: LabelledRows  # of the people of both, in the order of their ids; party a's columns first
+  held: tuple[int, int]  # people of party a, of party b
+  num_bytes: int  # of the alignment, both directions
+
+
+class _Ready(NamedTuple):
+  aligned: Aligned
+  training: Any  # of `noisy_model`
+
+
+def load_data(config: SecureConfig) -> Aligned:
+  """Loads the data set, divides it between two parties, and aligns what they hold.
+
+  Raises:
+    UserError: no column is left for party b, or nobody is held by both.
+  """
+  rows = noisy_model.load_data(config)
+  task = config.task
+  num_rows, num_columns = rows.x.shape
+  if task.first_columns >= num_columns:
+    raise UserError(
+      f"must be below {num_columns}, the columns of {task.dataset!r}: party b holds the others",
+      field="task.first_columns",
+      value=task.first_columns,
+    )
+  of_a, of_b = _people(num_rows, task.shared)
+  names = [f"person {place}" for place in range(num_rows)]
+  found = alignment.align([names[i] for i in of_a], [names[i] for i in of_b])
+  # Row i of both is one person. Each party reads its own rows alone.
+  first = rows.x[of_a][found.rows_a, : task.first_columns]  # [n, first_columns]
+  second = rows.x[of_b][found.rows_b, task.first_columns :]  # [n, others]
+  whole = np.concatenate([first, second], axis=1)
+  labels = rows.y[of_a][found.rows_a]
+  return Aligned(
+    LabelledRows(whole, labels, rows.test_x, rows.test_labels),
+    held=(len(of_a), len(of_b)),
+    num_bytes=found.bytes_a + found.bytes_b,
+  )
+
+
+def data_digest(loaded: Aligned) -> bytes:
+  """Returns the digest of the aligned training data."""
+  return labelled_rows.data_digest(loaded.rows)
+
+
+def _people(num_rows: int, shared: float) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the rows whose people party a holds, and those of party b, each in an order of its
+  own. Who holds whom is a rehearsal's choice, the same for every seed.
+
+  Raises:
+    UserError: so small a share that no person is held by both.
+  """
+  num_shared = math.floor(shared * num_rows)
+  if not num_shared:
+    raise UserError(
+      f"must be at least 1 / {num_rows}, or nobody is held by both",
+      field="task.shared",
+      value=shared,
+    )
+  rng = np.random.default_rng(0)
+  order = rng.permutation(num_rows)
+  of_both = order[:num_shared]
+  alone = np.array_split(order[num_shared:], 2)
+  of_a, of_b = (rng.permutation(np.concatenate([of_both, own])) for own in alone)
+  return of_a, of_b
+
+
+def prepare(config: SecureConfig, loaded: Aligned, random: RunKeys) -> _Ready:
+  """Returns what `noisy_model` prepares for the aligned rows, and says what the alignment tells.
+
+  Raises:
+    UserError: nothing is proved for these rows and settings.
+  """
+  training = noisy_model.prepare(config, loaded.rows, random)
+  told = guarantee.noted(training.guarantee, _WHO)
+  return _Ready(loaded, training._replace(guarantee=told))
+
+
+def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
+  """Trains on shares of the aligned rows, and opens the weights once."""
+  computed = noisy_model.measured(config, ready.training, train_phase)
+  rows, held, num_bytes = ready.aligned
+  num_shared, num_columns = rows.x.shape
+  first = config.task.first_columns
+  return computed._replace(
+    protocol="private set intersection, then two parties and a dealer, noise on the output",
+    sizes=f"{held[0]} and {held[1]} people, {computed.sizes}",
+    num_bytes=computed.num_bytes + num_bytes,
+    hides="columns and labels from each party and from the dealer, who do not collude; who is held "
+    "by both is known to both",
+    more={
+      **computed.more,
+      "columns": [first, num_columns - first],
+      "people": list(held),
+      "shared_people": num_shared,
+      "bytes_of_alignment": num_bytes,
+    },
+  )
