@@ -175,7 +175,13 @@ def test_columns_of_two_parties_belong_to_one_person(tmp_path, secure):
   config = _point(task={**_COLUMNS, "shared": 0.6, "first_columns": 7})
   whole = noisy_model.load_data(config)
   aligned = aligned_columns.load_data(config)
-  known = {row.tobytes(): label for row, label in zip(whole.x, whole.y[:, 0])}
+  clipped = aligned_columns.clipped_apart(
+    np.split(whole.x, [7], axis=1), 3.0, frac_bits=config.task.frac_bits
+  )
+  known = {row.tobytes(): label for row, label in zip(clipped, whole.y[:, 0])}
+  # Each party's part is within its share of the norm, whatever the other one holds.
+  for part, share in zip(np.split(aligned.rows.x, [7], axis=1), (7 / 30, 23 / 30)):
+    assert np.linalg.norm(part, axis=1).max() <= 3.0 * np.sqrt(share)
   assert len(aligned.rows.x) == int(0.6 * len(whole.x))
   assert sum(aligned.held) == len(whole.x) + len(aligned.rows.x)
   # A row of two people would be none of the table's.

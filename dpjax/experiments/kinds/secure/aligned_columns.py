@@ -7,7 +7,9 @@ other does not know. They align by private set intersection. On the rows of both
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +21,14 @@ from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
 from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.loop import TrainPhase
 from dpjax.experiments.run.run_keys import RunKeys
+from dpjax.secure.mpc import output_noise
 from dpjax.secure.vertical import alignment
 from dpjax.validate import UserError
 
 _WHO = (
-  "NOT covered: each party learns which people both of them hold, and how many the other one "
-  "holds. The number of shared people is public."
+  "Each party clips its own columns, so that no whole row is longer than the norm below. NOT "
+  "covered: each party learns which people both of them hold, and how many the other one holds. "
+  "The number of shared people is public."
 )
 
 
@@ -62,10 +66,14 @@ def load_data(config: SecureConfig) -> Aligned:
   # Row i of both is one person. Each party reads its own rows alone.
   first = rows.x[of_a][found.rows_a, : task.first_columns]  # [n, first_columns]
   second = rows.x[of_b][found.rows_b, task.first_columns :]  # [n, others]
-  whole = np.concatenate([first, second], axis=1)
   labels = rows.y[of_a][found.rows_a]
+  tests = np.split(rows.test_x, [task.first_columns], axis=1)
+  clip = functools.partial(
+    clipped_apart, feature_norm=task.feature_norm, frac_bits=task.frac_bits
+  )
+  whole = clip([first, second])
   return Aligned(
-    LabelledRows(whole, labels, rows.test_x, rows.test_labels),
+    LabelledRows(whole, labels, clip(tests), rows.test_labels),
     held=(len(of_a), len(of_b)),
     num_bytes=found.bytes_a + found.bytes_b,
   )
@@ -74,6 +82,26 @@ def load_data(config: SecureConfig) -> Aligned:
 def data_digest(loaded: Aligned) -> bytes:
   """Returns the digest of the aligned training data."""
   return labelled_rows.data_digest(loaded.rows)
+
+
+def clipped_apart(
+  parts: Sequence[np.ndarray], feature_norm: float, *, frac_bits: int
+) -> np.ndarray:
+  """Returns whole rows no longer than `feature_norm`, of which each party clipped its own part.
+
+  Nobody knows the norm of a whole row. So a party clips its m of M columns to
+  feature_norm sqrt(m / M), and the squares add up to feature_norm^2.
+
+  >>> parts = [np.array([[30.0]]), np.array([[0.0, 0.125]])]
+  >>> clipped_apart(parts, 3.0, frac_bits=3).tolist()
+  [[1.625, 0.0, 0.125]]
+  """
+  num_columns = sum(part.shape[1] for part in parts)
+  shortened = []
+  for part in parts:
+    bound = feature_norm * math.sqrt(part.shape[1] / num_columns)
+    shortened.append(output_noise.bounded_rows(part, bound, frac_bits=frac_bits))
+  return np.concatenate(shortened, axis=1)
 
 
 def _people(num_rows: int, shared: float) -> tuple[np.ndarray, np.ndarray]:
