@@ -5,11 +5,11 @@
 The clinic holds the diagnoses and the first 10 columns of scikit-learn's breast cancer, the
 laboratory the other 20. Each holds people whom the other does not know. They find those of both by
 private set intersection (pip install 'dpjax[vertical,secure]'), clip their own columns, train a
-logistic regression on shares, and open it with the noise of both. Epsilon is that of the opened model under replace_one;
-who is held by both is told to both, and is not covered.
+logistic regression on shares, and open it with the noise of both. Epsilon is that of the opened
+model under replace_one; who is held by both is told to both, and is not covered.
 Hardware: 2 CPU cores. Time: a few seconds a row.
-Seen in three openings each: test accuracy .63 to .83 at epsilon 1, .76 to .85 at 3 and .80 to .92 at
-8, on 365 people of both. With half of the people in common (228) it is .85 to .95 at 8.
+Seen in three openings each: test accuracy .63 to .83 at epsilon 1, .76 to .85 at 3 and .80 to .92
+at 8, on 365 people of both. With half of the people in common (228) it is .85 to .95 at 8.
 """
 
 from __future__ import annotations
