@@ -218,7 +218,7 @@ def test_a_noisy_model_that_is_opened_again_is_opened_with_the_same_noise(secure
   first, again = (opening.step(opening.init(), 0)[0]["weights"] for _ in range(2))
   np.testing.assert_array_equal(first, again)
   other = noisy_model._release(ready, trained | {"secret": work.init()["secret"]})
-  # Secrets are the system's: of 31 whole numbers one may agree by chance, and did once in 300 runs.
+  # The secrets are of the operating system: of 31 whole numbers one may agree by chance.
   assert np.mean(other.step(other.init(), 0)[0]["weights"] != first) > 0.9
 
 
