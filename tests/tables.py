@@ -1031,22 +1031,19 @@ def _opponent_cells(values: list[str]) -> Row:
 
 def _on_public_images() -> list[Row]:
   """Features of VGG16 beside those that know no public images."""
-  values = ["0.5", "1.0", "2.0", "3.0", "8.0"]
-  known = _curve(
-    "cifar10_vgg",
-    {"features of VGG16, claimed": "VGG16 + linear"},
-    values=values,
-    digits=3,
-    seeds=3,
-  )
-  larger = _curve(
-    "cifar10_vgg_96",
-    {"the same of images of 96x96": "VGG16 at 96x96 + linear"},
-    values=values,
-    digits=3,
-    seeds=3,
-  )
-  return [*known, *larger, _opponent_cells(values)]
+  larger = {
+    "features of VGG16 of 96x96, claimed": "VGG16 at 96x96 + linear",
+    "the same, least squares": "VGG16 at 96x96, least squares",
+  }
+  smaller = {"features of VGG16 of 48x48, claimed, from random weights": "VGG16 + linear"}
+  values = ["0.1", "0.5", "1.0", "2.0", "3.0", "8.0"]
+  # Run before the model started from zeros, and not at .1.
+  earlier = _curve("cifar10_vgg", smaller, values=values[1:], digits=3, seeds=3)
+  return [
+    *_curve("cifar10_vgg_96", larger, values=values, digits=3, seeds=3),
+    *([label, _NONE, *cells] for label, *cells in earlier),
+    _opponent_cells(values),
+  ]
 
 
 def _on_patches() -> list[Row]:
@@ -1061,7 +1058,7 @@ TABLES = [
   Table("docs/curves.md", ["CIFAR-10, a linear model on", *_HEADS], _on_patches),
   Table(
     "docs/finetune.md",
-    ["CIFAR-10, a linear model on", "0.5", "1", "2", "3", "8"],
+    ["CIFAR-10, a linear model on", "0.1", "0.5", "1", "2", "3", "8"],
     _on_public_images,
   ),
   Table(

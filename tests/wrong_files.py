@@ -471,7 +471,12 @@ def _served(config, folder):
   return []
 
 
-_TABLES = ("mnist_curves/curve", "radp/test1_mnist/report", "attacks/roc", "data/data")
+_TABLES = (
+  "mnist_curves/curve",
+  "radp/test1_mnist/report",
+  "attacks/gradient_inversion_cifar10/attacks",
+  "compiled/compiled",
+)
 
 
 def _drawn(folder):
@@ -480,8 +485,7 @@ def _drawn(folder):
     folder.mkdir()
     for name in _TABLES:
       table = _RESULTS / f"{name}.csv"
-      if table.exists():
-        shutil.copyfile(table, folder / f"{table.parent.name}_{table.name}")
+      shutil.copyfile(table, folder / f"{table.parent.name}_{table.name}")
   for table in sorted(folder.iterdir()):
     redraw.plot([table], [folder / "picture.svg"])
     (folder / "picture.svg").unlink(missing_ok=True)
