@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core
 
 from dpjax.branches import rarely_taken
 from dpjax.types import ArrayLike, ArrayTree, DType
@@ -212,15 +211,6 @@ def is_key(leaf: object) -> bool:
   """
   dtype = getattr(leaf, "dtype", None)
   return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-
-
-def is_traced(tree: ArrayTree) -> bool:
-  """Returns whether a leaf has no value yet, as within jit, vmap and grad.
-
-  >>> is_traced({"w": jnp.ones(2)}), bool(jax.jit(lambda x: jnp.array(is_traced(x)))(1.0))
-  (False, True)
-  """
-  return any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def check_key(**named: Any) -> None:

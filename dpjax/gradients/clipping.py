@@ -192,36 +192,15 @@ def clip_and_sum(
   clip = Clip.of(l2_clip_norm)
   unit = rescale_to_unit_norm
   mask = _checked(grads, mask, clip)
-  if trees.is_traced((grads, mask, clip.norms)):
-    # Norms and sum must use the same rounded numbers, or neither satisfies the bound.
-    total, norms = on_settled(lambda grads: _clipped(grads, mask, clip, unit), grads)
-  else:
-    norms_of_groups, groups = jax.tree.flatten(clip.norms)
-    constants = tuple(map(float, norms_of_groups))
-    total, norms = _clipped_by_constants(grads, mask, constants, groups, clip.rule, unit)
+
+  def clipped(grads):
+    total, norms = weighted_and_norms(grads, mask, clip)
+    return rescaled(total, clip, rescale_to_unit_norm=unit), norms
+
+  # Norms and sum must use the same rounded numbers, or neither satisfies the bound.
+  total, norms = on_settled(clipped, grads)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds, mask)
-
-
-def _clipped(
-  grads: Updates, mask: jax.Array, clip: Clip, unit: bool
-) -> tuple[Any, jax.Array]:
-  total, norms = weighted_and_norms(grads, mask, clip)
-  return rescaled(total, clip, rescale_to_unit_norm=unit), norms
-
-
-# An eager call makes a program of each operation, fifty here. What this one reads is in memory, as
-# `on_settled` would have it.
-@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
-def _clipped_by_constants(
-  grads: Updates,
-  mask: jax.Array,
-  norms_of_groups: tuple[float, ...],
-  groups: Any,  # their structure
-  rule: ClipRule,
-  unit: bool,
-) -> tuple[Any, jax.Array]:
-  return _clipped(grads, mask, Clip(groups.unflatten(norms_of_groups), rule), unit)
 
 
 def weighted_and_norms(

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
-from dpjax import trees
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.parallel import made_for
 from dpjax.types import ArrayTree
@@ -34,7 +34,7 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   # The condition below compares a float: keys and integers cannot be compared with -inf.
   is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
   known = [leaf for leaf in jax.tree.leaves(tree) if leaf.size and is_float(leaf)]
-  if not trees.is_traced(known):
+  if not any(isinstance(leaf, Tracer) for leaf in known):
     return fn(tree)
   leaves, treedef = jax.tree.flatten(tree)
   # XLA cannot tell that two operands are one array, and would read it twice: the cotangents of a

@@ -40,10 +40,10 @@ The rounding adds less than 0.02 % to the standard deviation.
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,7 +52,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import core
 
-from dpjax import parallel, trees, validate
+from dpjax import trees, validate
 from dpjax.noise import distributions, threefry
 from dpjax.types import Array, ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
@@ -247,51 +247,25 @@ def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   return jnp.sqrt(2 * _tail_exponential(high, low)) * jnp.cos(angle)
 
 
-# One program where it is called eagerly, in place of fifteen. Inside another it is no call at all.
-@functools.partial(
-  jax.jit, static_argnames=("law", "shape", "dtype", "platform"), inline=True
-)
-def _drawn(
-  key: jax.Array,
-  scale: Any,
-  *,
-  law: str,
-  shape: tuple[int, ...],
-  dtype: DType,
-  platform: str,
-) -> jax.Array:
-  """Draws noise of one leaf by the name of its law. `platform` decides how words are drawn
-  (`threefry.rows`): a trace for another must not be used again."""
-  del platform
-  if law == "short_normal":
-    return (scale * _short_normal(key, shape)).astype(dtype)
-  words, more = distributions.words(key, shape)
-  if law == "normal":
-    drawn = distributions.normal(words, more, dtype)
-  elif law == "laplace":
-    drawn = distributions.laplace(words, more[0], dtype)
-  elif law == "gumbel":
-    drawn = distributions.gumbel(words, dtype)
-  else:
-    drawn = distributions.exponential(words, dtype)
-  return (scale * drawn).astype(dtype)
-
-
 def _per_leaf(
-  law: str, key: jax.Array, like: Any, scale: Any, name: str, short: bool = False
+  sample: Callable, key: jax.Array, like: Any, scale: Any, name: str, short: bool = False
 ) -> Any:
-  """Draws for each leaf. `short`: the normal distribution from 96 bits, where float32 can
-  resolve no more."""
+  """Draws for each leaf by sample(words, two more words, dtype). `short`: the normal
+  distribution from 96 bits, where float32 can resolve no more."""
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(threefry.fused(key), max(len(leaves), 1))
-  platform = parallel.made_for.platform()
 
   def draw(k: jax.Array, leaf: Any) -> jax.Array:
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
     factor = check_scale(scale, dtype, name)
-    own = "short_normal" if short and dtype == jnp.float32 else law
     shape = jnp.shape(leaf)
-    return _drawn(k, factor, law=own, shape=shape, dtype=dtype, platform=platform)
+    from_96_bits = short and dtype == jnp.float32
+    drawn = (
+      _short_normal(k, shape)
+      if from_96_bits
+      else sample(*distributions.words(k, shape), dtype)
+    )
+    return (factor * drawn).astype(dtype)
 
   return jax.tree.unflatten(treedef, [draw(k, leaf) for k, leaf in zip(keys, leaves)])
 
@@ -309,22 +283,25 @@ def gaussian(
   >>> gaussian(key_from_bytes(bytes(32)), {"w": jnp.zeros(3)}, 2.0)["w"].shape
   (3,)
   """
-  return _per_leaf("normal", key, like, std, "std", short=not long_tails)
+  return _per_leaf(distributions.normal, key, like, std, "std", short=not long_tails)
 
 
 def laplace(key: jax.Array, like: ArrayTree, scale: float) -> Any:
   """Independent Laplace noise for every scalar of `like`, with tails up to 133 scales."""
-  return _per_leaf("laplace", key, like, scale, "scale")
+  sample = lambda words, more, dtype: distributions.laplace(words, more[0], dtype)
+  return _per_leaf(sample, key, like, scale, "scale")
 
 
 def gumbel(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
   """Independent Gumbel noise for every scalar of `like`; its maximum selects."""
-  return _per_leaf("gumbel", key, like, scale, "scale")
+  sample = lambda words, more, dtype: distributions.gumbel(words, dtype)
+  return _per_leaf(sample, key, like, scale, "scale")
 
 
 def exponential(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
   """Independent exponential noise of mean `scale` for every scalar of `like`."""
-  return _per_leaf("exponential", key, like, scale, "scale")
+  sample = lambda words, more, dtype: distributions.exponential(words, dtype)
+  return _per_leaf(sample, key, like, scale, "scale")
 
 
 def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
