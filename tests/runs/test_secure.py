@@ -20,7 +20,8 @@ from dpjax.experiments.kinds.secure import aligned_columns, noisy_model, vector_
 from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig, SumTask
 from dpjax.experiments.run import loop, run_keys, saved, writers
 from dpjax.experiments.sweeps import secure_table
-from dpjax.secure.sums import SecAgg
+from dpjax.secure.sums import SecAgg, primitives
+from dpjax.secure.vertical import alignment
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 
@@ -209,17 +210,40 @@ def test_columns_that_leave_a_party_nothing_are_refused(changes, message):
   assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+  ("task", "lacks", "extra"),
+  [
+    ("noisy_model", primitives, "secure"),
+    ("columns", primitives, "secure"),
+    ("columns", alignment, "vertical"),
+  ],
+)
+def test_a_missing_extra_is_named_before_the_first_row(
+  task, lacks, extra, tmp_path, monkeypatch, secure
+):
+  def library():
+    raise UserError(f"not installed; pip install 'dpjax[{extra}]'")
+
+  for module in (primitives, alignment):
+    monkeypatch.setattr(module, "library", library if module is lacks else lambda: None)
+  with pytest.raises(UserError, match=rf"dpjax\[{extra}\]"):
+    secure_table.run_all(SecureConfig(task=task), tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+
+
 def test_a_noisy_model_that_is_opened_again_is_opened_with_the_same_noise(secure):
   config = _point(task=_NOISY | {"num_steps": 2})
   ready = noisy_model.prepare(config, noisy_model.load_data(config), None)
   work = noisy_model._training(ready)
   trained, _ = work.step(work.init(), 0)
-  opening = noisy_model._release(ready, trained)
+  # The system's own secrets would agree on one of 31 whole numbers in one run of hundreds.
+  fixed = np.arange(8, dtype=np.uint64).reshape(2, 4)
+  opening = noisy_model._release(ready, trained | {"secret": fixed})
   first, again = (opening.step(opening.init(), 0)[0]["weights"] for _ in range(2))
   np.testing.assert_array_equal(first, again)
-  other = noisy_model._release(ready, trained | {"secret": work.init()["secret"]})
-  # The secrets are of the operating system: of 31 whole numbers one may agree by chance.
-  assert np.mean(other.step(other.init(), 0)[0]["weights"] != first) > 0.9
+  other = noisy_model._release(ready, trained | {"secret": fixed + 8})
+  assert (other.step(other.init(), 0)[0]["weights"] != first).all()
+  assert not np.array_equal(work.init()["secret"], work.init()["secret"])
 
 
 def test_ckks_adds_fractions_and_bfv_integers(tmp_path, tenseal):

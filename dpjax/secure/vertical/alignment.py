@@ -55,7 +55,7 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   """
   places_a = _places(ids_a, "ids_a")
   places_b = _places(ids_b, "ids_b")
-  psi = _library()
+  psi = library()
   client, server = (party.CreateWithNewKey(True) for party in (psi.client, psi.server))
   setup = server.CreateSetupMessage(0.0, len(ids_a), list(ids_b), psi.DataStructure.RAW)
   request = client.CreateRequest(list(ids_a)).SerializeToString()
@@ -86,7 +86,8 @@ def _places(ids: Sequence[str], name: str) -> dict[str, int]:
   return places
 
 
-def _library() -> Any:
+def library() -> Any:
+  """Returns the package of private set intersection. Raises UserError where it is not installed."""
   try:
     import private_set_intersection.python as psi  # pyright: ignore[reportMissingImports]
   except ImportError as error:

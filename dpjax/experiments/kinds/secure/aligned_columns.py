@@ -33,7 +33,7 @@ _WHO = (
 
 
 class Aligned(NamedTuple):
-  """What two parties hold of the same people, and what finding them took."""
+  """Rows of the people whom both parties hold, and what finding these people took."""
 
   rows: LabelledRows  # of the people of both, in the order of their ids; party a's columns first
   held: tuple[int, int]  # people of party a, of party b

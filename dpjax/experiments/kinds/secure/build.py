@@ -2,7 +2,7 @@
 
 Both sides of a protocol run in this process and exchange bytes, so a run measures; it hides
 nothing from who starts it. Nothing is noised, but where the model of `train` is, or a model is
-opened with noise (`noisy_model`): its epsilon is the result's.
+opened with noise (`noisy_model`, `columns`): its epsilon is the result's.
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.secure.homomorphic import ckks
 from dpjax.secure.sums import primitives
-from dpjax.secure.vertical import encrypted_vectors
+from dpjax.secure.vertical import alignment, encrypted_vectors
 from dpjax.validate import UserError
 
 # Sums whose clients agree on keys, and sums of ciphertexts.
 _OF_KEYS = ("secagg", "secagg_plus", "committee")
 _OF_CIPHERTEXTS = ("bfv", "ckks")
+_ON_SHARES = ("train", "noisy_model", "columns")
 
 
 def missing(config: SecureConfig) -> str:
@@ -29,8 +30,10 @@ def missing(config: SecureConfig) -> str:
   protocol = name_of(config, "protocol") if task == "sum" else ""
   try:
     # The dealer of a training on shares expands seeds by the same ciphers.
-    if task == "train" or protocol in _OF_KEYS:
+    if task in _ON_SHARES or protocol in _OF_KEYS:
       primitives.library()
+    if task == "columns":
+      alignment.library()
     if task in ("regress", "infer") or protocol in _OF_CIPHERTEXTS:
       encrypted_vectors.library(ckks.INSTALL)
   except UserError as error:
