@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,7 +17,12 @@ from dpjax.experiments.kinds.central.config import (
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.experiments.kinds.secure import aligned_columns, noisy_model, vector_sums
+from dpjax.experiments.kinds.secure import (
+  aligned_columns,
+  noisy_model,
+  shared_people,
+  vector_sums,
+)
 from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig, SumTask
 from dpjax.experiments.run import loop, run_keys, saved, writers
 from dpjax.experiments.sweeps import secure_table
@@ -210,12 +216,60 @@ def test_columns_that_leave_a_party_nothing_are_refused(changes, message):
   assert len(str(caught.value).splitlines()) == 1
 
 
+_TRANSFER = {"name": "transfer", "num_shared": 200, "num_steps": 120}
+
+
+@pytest.fixture
+def intersection():
+  pytest.importorskip("private_set_intersection", reason="needs openmined-psi")
+
+
+def test_labels_of_another_party_teach_and_are_told(tmp_path, monkeypatch, intersection):
+  config = _point(task=_TRANSFER)
+  stop_after(monkeypatch, 1)
+  with pytest.raises(loop.Interrupted, match="step 1"):
+    loop.train(config, tmp_path / "stopped")
+  result = loop.train(config, tmp_path / "stopped")
+  monkeypatch.undo()
+  whole = loop.train(config, tmp_path / "whole")
+  for name in ("test_accuracy", "accuracy_alone", "labels_read", "bytes"):
+    assert result[name] == whole[name]
+  assert result["test_accuracy"] > result["accuracy_alone"] + 0.1
+  # By the message alone. Ten classes: guesses would be right for one label in ten.
+  assert result["labels_read"] > 0.9
+  assert result["epsilon_kind"] == "none" and "no epsilon" in result["hides"]
+
+
+def test_shared_rows_of_both_parties_are_of_one_person(intersection):
+  config = _point(task=_TRANSFER)
+  halves = shared_people.load_data(config)
+  keys = run_keys.RunKeys(jax.random.key(0), jax.random.key(1), jax.random.key(2), 3, 4)
+  batch = shared_people.prepare(config, halves, keys).batch
+  known = {
+    left.tobytes() + right.tobytes(): y
+    for left, right, y in zip(halves.source_x, halves.target_x, halves.y)
+  }
+  of_shared = batch.source_shared
+  rows = zip(batch.source_x[of_shared], batch.target_shared_x, batch.source_y[of_shared])
+  # Halves of two people would be no image of the data set.
+  for left, right, y in rows:
+    assert known[np.asarray(left).tobytes() + np.asarray(right).tobytes()] == y
+  assert (len(batch.source_x), len(of_shared), len(batch.target_x)) == (900, 200, 20)
+
+
+def test_more_people_than_the_data_hold_are_refused(intersection):
+  config = _point(task=_TRANSFER | {"num_source": 1430})
+  with pytest.raises(UserError, match="num_source=1430: with task.num_labelled=20 must be"):
+    shared_people.prepare(config, shared_people.load_data(config), None)
+
+
 @pytest.mark.parametrize(
   ("task", "lacks", "extra"),
   [
     ("noisy_model", primitives, "secure"),
     ("columns", primitives, "secure"),
     ("columns", alignment, "vertical"),
+    ("transfer", alignment, "vertical"),
   ],
 )
 def test_a_missing_extra_is_named_before_the_first_row(
@@ -293,6 +347,8 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
     ({"rows": {"a": {}, "A": {}}}, "two labels give runs of the same name"),
     ({"rows": {"a": {"task": "regress", "seed": -1}}}, "seed=-1"),
     ({"seed": -1}, "seed=-1"),
+    ({"task": {"name": "transfer", "num_shared": 901}}, r"num_shared=901: .* \[1, 900\]"),
+    ({"task": {"name": "transfer", "alignment": 0.0}}, "alignment=0.0: must be"),
     ({"task": {"name": "noisy_model", "l2_penalty": 0.0}}, "l2_penalty=0.0"),
     ({"task": {"name": "noisy_model", "dataset": "mnist"}}, "dataset='mnist': must be one"),
   ],

@@ -174,6 +174,39 @@ class ColumnsTask(NoisyModelTask):
   module: ClassVar[str] = "aligned_columns"
 
 
+@dataclasses.dataclass(frozen=True)
+class TransferTask:
+  """`secure.vertical.transfer`: one party's labels teach another party, which has few."""
+
+  dataset: Annotated[
+    str,
+    rules.among(("digits", "mnist", "fashion_mnist")),
+    "whose left halves the source holds, and whose right halves the target",
+  ] = "digits"
+  num_source: Annotated[
+    int, rules.between(2, 2**20), "people of the source, with labels"
+  ] = 900
+  num_shared: Annotated[
+    int, rules.between(1, 2**20), "of them, whom the target holds too"
+  ] = 200
+  num_labelled: Annotated[
+    int, rules.between(1, 2**20), "other people of the target, whose labels it knows"
+  ] = 20
+  num_steps: Annotated[
+    int, rules.between(1, rules.MOST_STEPS), "of both parties, with all rows in each"
+  ] = 300
+  learning_rate: Annotated[float, rules.POSITIVE, "of AdamW"] = 0.01
+  alignment: Annotated[
+    float, rules.POSITIVE, "weight of the distance of two embeddings of one person"
+  ] = 1.0
+  module: ClassVar[str] = "shared_people"
+  reads: ClassVar[str] = ""
+
+  def __post_init__(self):
+    rules.check_settings(self)
+    validate.integer_in(1, self.num_source, num_shared=self.num_shared)
+
+
 PROTOCOLS = {**sums.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 TASKS = {
   "sum": SumTask,
@@ -182,6 +215,7 @@ TASKS = {
   "train": TrainTask,
   "noisy_model": NoisyModelTask,
   "columns": ColumnsTask,
+  "transfer": TransferTask,
 }
 # Sections that only one task reads.
 _SECTIONS = {"protocol": "task='sum'", "train": "task='infer'"}

@@ -13,6 +13,7 @@ from dpjax.validate import UserError
 _OF_KEYS = ("secagg", "secagg_plus", "committee")
 _OF_CIPHERTEXTS = ("bfv", "ckks")
 _ON_SHARES = ("train", "noisy_model", "columns")
+_ALIGNED = ("columns", "transfer")
 
 
 def missing(config: SecureConfig) -> str:
@@ -32,7 +33,7 @@ def missing(config: SecureConfig) -> str:
     # The dealer of a training on shares expands seeds by the same ciphers.
     if task in _ON_SHARES or protocol in _OF_KEYS:
       primitives.library()
-    if task == "columns":
+    if task in _ALIGNED:
       alignment.library()
     if task in ("regress", "infer") or protocol in _OF_CIPHERTEXTS:
       encrypted_vectors.library(ckks.INSTALL)

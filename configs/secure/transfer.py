@@ -1,0 +1,22 @@
+"""Federated transfer learning: labels of one party teach another, which has few.
+
+  python -m launch.secure --config=configs/secure/transfer.py --workdir=runs/transfer
+
+The source holds the left halves of 900 digits with their labels, the target right halves. They find
+the people of both by private set intersection (pip install 'dpjax[vertical]'), and learn embeddings
+that agree on them. NOT private: pixels stay at home, but the embeddings tell the target the labels
+of the shared people, and the run says how many it reads. There is no epsilon.
+Hardware: 2 CPU cores. Time: a few seconds a row.
+Seen for three seeds: test accuracy .58 to .69 with 50 shared people, .68 to .74 with 100 and .76 to
+.82 with 200, where the target alone has .46 to .53. It reads 96 to 100 % of the shared labels.
+"""
+
+from __future__ import annotations
+
+from dpjax.experiments.kinds.secure.config import SecureConfig, TransferTask
+
+
+def get_config() -> SecureConfig:
+  """Three numbers of shared people."""
+  rows = {f"{shared} shared": {"task.num_shared": shared} for shared in (50, 100, 200)}
+  return SecureConfig(task=TransferTask(), rows=rows, title="Labels of another party")
