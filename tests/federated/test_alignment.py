@@ -88,6 +88,10 @@ def test_keys_are_fresh(library, monkeypatch):
     (["a", "a"], ["b"], "ids_a: 'a' comes twice"),
     (["a"], ["b", "b"], "ids_b: 'b' comes twice"),
     ([1], ["b"], "ids_a: must hold strings, got 1"),
+    (["\ud800"], ["b"], "ids_a: '\\ud800' has no UTF-8"),
+    ("ab", ["b"], "ids_a: must be a list of strings, not str"),
+    (["a"], None, "ids_b: must be a list of strings, not NoneType"),
+    (["a"], {"b": 1}, "ids_b: must be a list of strings, not dict"),
   ],
 )
 def test_ids_must_name_rows(ids_a, ids_b, says):

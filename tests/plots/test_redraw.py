@@ -3,8 +3,10 @@
 import csv
 import json
 import pathlib
+import random
 import re
 import shlex
+import shutil
 
 import pytest
 
@@ -275,6 +277,41 @@ def test_what_cannot_stand_on_one_picture_is_refused(tmp_path):
     redraw.plot([curve], ["a.jpg"])
   with pytest.raises(UserError, match="csv='': must name at least one CSV file"):
     redraw.plot([], ["a.png"])
+
+
+@pytest.mark.parametrize("name", _QUICK)
+def test_a_damaged_cell_of_any_column_is_drawn_or_one_line(name, tmp_path):
+  rng = random.Random(name)
+  shutil.copytree((_RESULTS / name).parent, tmp_path / "whole")
+  path = tmp_path / "whole" / pathlib.Path(name).name
+  header, *rows = csv.reader(path.read_text().splitlines())
+  for place in range(len(header)):
+    damaged = [list(row) for row in rows]
+    rng.choice(damaged)[place] = rng.choice(["", "nan", "inf", "x", "-1", "1e400"])
+    _write(path, header, damaged)
+    try:
+      redraw.plot([path], [tmp_path / "a.svg"], look=_LOOK)
+    except UserError as error:
+      assert "\n" not in str(error) and len(str(error)) < 300
+
+
+@pytest.mark.parametrize(
+  ("column", "text", "shown"),
+  [
+    ("seeds", "", "row 3 of 'seeds' is empty"),
+    ("seeds", "nan", "row 3 of 'seeds' is nan"),
+    ("test_accuracy_mean", "", "row 3 of 'test_accuracy_mean' is empty"),
+    ("not_finite", "x", "row 3 of 'not_finite' is 'x'"),
+  ],
+)
+def test_a_cell_that_cannot_be_drawn_is_named(column, text, shown, tmp_path):
+  whole = _RESULTS / "mnist_curves" / "curve.csv"
+  header, *rows = csv.reader(whole.read_text().splitlines())
+  rows[1][header.index(column)] = text
+  path = _write(tmp_path / "curve.csv", header, rows)
+  with pytest.raises(UserError, match=f"^csv='{path}': cannot be drawn; {shown}"):
+    redraw.plot([path], [tmp_path / "a.svg"], look=_LOOK)
+  assert not (tmp_path / "a.svg").exists()
 
 
 @pytest.mark.parametrize("text", ["wide", "3x", "x3", "3x2x1", ""])

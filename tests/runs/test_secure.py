@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import shutil
 
 import jax
 import numpy as np
@@ -26,6 +27,8 @@ from dpjax.experiments.kinds.secure import (
 from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig, SumTask
 from dpjax.experiments.run import loop, run_keys, saved, writers
 from dpjax.experiments.sweeps import secure_table
+from dpjax.secure.mpc import output_noise
+from dpjax.secure.mpc.output_noise import OutputNoise
 from dpjax.secure.sums import SecAgg, primitives
 from dpjax.secure.vertical import alignment
 from dpjax.validate import UserError
@@ -191,6 +194,9 @@ def test_columns_of_two_parties_belong_to_one_person(tmp_path, secure):
     assert np.linalg.norm(part, axis=1).max() <= 3.0 * np.sqrt(share)
   assert len(aligned.rows.x) == int(0.6 * len(whole.x))
   assert sum(aligned.held) == len(whole.x) + len(aligned.rows.x)
+  # Clipping whole rows, which no party could, changes none.
+  again = output_noise.bounded_rows(aligned.rows.x, 3.0, frac_bits=config.task.frac_bits)
+  np.testing.assert_array_equal(again, aligned.rows.x)
   # A row of two people would be none of the table's.
   found = [known[row.tobytes()] for row in aligned.rows.x]
   np.testing.assert_array_equal(found, aligned.rows.y[:, 0])
@@ -208,6 +214,10 @@ def test_columns_of_two_parties_belong_to_one_person(tmp_path, secure):
     ({"first_columns": 0}, "task.first_columns=0: must be"),
     ({"shared": 0.001}, "task.shared=0.001: must be at least 1 / 457"),
     ({"shared": 1.0}, "task.shared=1.0: must be"),
+    (
+      {"feature_norm": 5e-324},
+      "task.feature_norm=5e-324: leaves .* to a party with 10 of 30",
+    ),
   ],
 )
 def test_columns_that_leave_a_party_nothing_are_refused(changes, message):
@@ -298,6 +308,30 @@ def test_a_noisy_model_that_is_opened_again_is_opened_with_the_same_noise(secure
   other = noisy_model._release(ready, trained | {"secret": fixed + 8})
   assert (other.step(other.init(), 0)[0]["weights"] != first).all()
   assert not np.array_equal(work.init()["secret"], work.init()["secret"])
+
+
+def test_steps_that_run_again_from_an_older_checkpoint_open_the_same_model(
+  tmp_path, monkeypatch, secure
+):
+  # Other roundings under the same noise: the difference of two openings would have no noise.
+  config = _point(task=_NOISY)
+  opened = []
+  release = OutputNoise.release
+
+  def stopped(*args, **kwargs):
+    opened.append(release(*args, **kwargs))
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(OutputNoise, "release", stopped)
+    loop.train(config, tmp_path)
+  steps = sorted((tmp_path / "checkpoints").glob("[0-9]*"))
+  assert [path.name for path in steps] == ["0", "2"]
+  shutil.rmtree(steps[-1])
+  assert len(loop.train(config, tmp_path)["ledger"]["charges"]) == 1
+  with np.load(tmp_path / "secure.npz") as held:
+    for weights in opened:
+      np.testing.assert_array_equal(weights, held["weights"])
 
 
 def test_ckks_adds_fractions_and_bfv_integers(tmp_path, tenseal):

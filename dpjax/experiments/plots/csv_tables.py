@@ -64,6 +64,38 @@ class CsvTable(NamedTuple):
       )
     return name
 
+  def odd_cells(self) -> list[str]:
+    """Names the cells that differ in kind from the others of their column: an empty one, or one
+    that is no finite number among numbers.
+
+    >>> rows = [{"step": "1"}, {"step": "x"}, {"step": None}]
+    >>> CsvTable(pathlib.Path("a.csv"), ["step"], rows).odd_cells()
+    ["row 3 of 'step' is 'x'", "row 4 of 'step' is empty"]
+    """
+    columns = [self._odd_cells(name) for name in self.columns]
+    # Of a column with many of them they are rather meant.
+    return [cell for column in sorted(columns, key=len) for cell in column]
+
+  def _odd_cells(self, name: str) -> list[str]:
+    cells = [row[name] for row in self.rows]
+    numbers = [_is_finite(cell) for cell in cells]
+    found = []
+    # The header is row 1.
+    for place, (cell, is_finite) in enumerate(zip(cells, numbers), start=2):
+      if cell is None:
+        found.append(f"row {place} of {name!r:.30} is empty")
+      elif any(numbers) and not is_finite:
+        found.append(f"row {place} of {name!r:.30} is {cell!r:.20}")
+    return found
+
+
+def _is_finite(cell: Any) -> bool:
+  """Whether a cell holds, or spells, a finite number."""
+  try:
+    return math.isfinite(float(cell))
+  except (TypeError, ValueError):
+    return False
+
 
 def read(path: str | os.PathLike) -> CsvTable:
   """Reads a CSV file with a header.

@@ -15,7 +15,7 @@ from dpjax.experiments.plots.csv_tables import CsvTable, Row
 from dpjax.experiments.run import report, writers
 from dpjax.experiments.sweeps import curve_picture, noise_histograms, panels
 from dpjax.pictures import PAGE, Look
-from dpjax.validate import UserError, listed
+from dpjax.validate import UserError, first_line, listed
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ def plot(
 
   Raises:
     UserError: a file that is no CSV file or has no rows, an unknown column or suffix, a file
-      that dpjax did not write without x and y.
+      that dpjax did not write without x and y, a cell that cannot be drawn.
   """
   if not paths:
     raise UserError("must name at least one CSV file", field="csv", value="")
@@ -89,10 +89,28 @@ def plot(
     pictures.check_suffix(path)
   read = [csv_tables.read(path) for path in paths]
   notes: list[str] = []
-  drawn = figure(read, asked, look, notes)
-  for path in out:
-    pictures.save(drawn, path)
+  try:
+    drawn = figure(read, asked, look, notes)
+    for path in out:
+      pictures.save(drawn, path)
+  except UserError:
+    raise
+  # What drawing code raises for a cell that dpjax does not write: it reads dozens of columns.
+  except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+    raise _undrawable(read, error) from error
   return notes
+
+
+def _undrawable(read: Sequence[CsvTable], error: Exception) -> UserError:
+  """Returns the line for tables with a cell that cannot be drawn."""
+  odd = [(table, table.odd_cells()) for table in read]
+  table, cells = next(((table, cells) for table, cells in odd if cells), (read[0], []))
+  reason = listed(cells, 120) if cells else first_line(error, with_type=True)
+  return UserError(
+    f"cannot be drawn; {reason}",
+    field="csv",
+    value=str(table.path),
+  )
 
 
 def figure(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]) -> Figure:

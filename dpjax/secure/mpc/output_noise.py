@@ -134,8 +134,14 @@ class OutputNoise:
     validate.positive(
       feature_norm=self.feature_norm, noise_multiplier=self.noise_multiplier
     )
+    if not (self.l2_penalty > 0 and math.isfinite(self.l2_penalty)):
+      raise UserError(
+        "must be > 0: without a penalty no step contracts, and nothing is proved",
+        field="l2_penalty",
+        value=self.l2_penalty,
+      )
     # Squares of larger numbers overflow; no fixed point holds them anyhow.
-    for field in ("feature_norm", "noise_multiplier"):
+    for field in ("feature_norm", "noise_multiplier", "l2_penalty"):
       if not getattr(self, field) < _LARGEST:
         raise UserError(
           "must be < 2^62, or nothing fits fixed point",
@@ -145,12 +151,6 @@ class OutputNoise:
     # Integers of NumPy wrap around: 255 features and a bias would be none, and the bound too small.
     for field in ("num_rows", "num_features", "num_steps", "num_outputs", "frac_bits"):
       object.__setattr__(self, field, int(getattr(self, field)))
-    if not (self.l2_penalty > 0 and math.isfinite(self.l2_penalty)):
-      raise UserError(
-        "must be > 0: without a penalty no step contracts, and nothing is proved",
-        field="l2_penalty",
-        value=self.l2_penalty,
-      )
     # Called for its checks alone.
     _ = self.shift
     self._check_rate()
@@ -175,11 +175,14 @@ class OutputNoise:
     validate.positive(learning_rate=self.rate)
     exponent = math.log2(self.num_rows / self.rate)
     # A rate near 0 has an infinite quotient.
-    if not (
-      exponent < math.inf
-      and exponent == round(exponent)
-      and 0 <= exponent + self.frac_bits <= 62
-    ):
+    fits = exponent < math.inf and 0 <= exponent + self.frac_bits <= 62
+    if self.learning_rate is None and not fits:
+      raise UserError(
+        f"leaves no learning rate in fixed point, with feature_norm={self.feature_norm:g}",
+        field="l2_penalty",
+        value=self.l2_penalty,
+      )
+    if not (fits and exponent == round(exponent)):
       raise UserError(
         f"over num_rows, {self.num_rows}, must be a power of two: steps are truncations; "
         "none chooses the largest",
@@ -482,9 +485,10 @@ def bounded_rows(
   largest = np.abs(rows).max(axis=1, keepdims=True, initial=1e-300)
   shape = rows / largest
   # An infinite norm scales its row to zero.
+  # A norm over that of a row of zeros may be infinite, too; such a row keeps its length.
   with np.errstate(over="ignore"):
     norms = largest * np.linalg.norm(shape, axis=1, keepdims=True)
-  scale = np.minimum(1.0, _INSIDE * float(norm) / np.maximum(norms, 1e-300))
+    scale = np.minimum(1.0, _INSIDE * float(norm) / np.maximum(norms, 1e-300))
   return np.trunc(rows * scale * 2.0**frac_bits) * 2.0**-frac_bits
 
 

@@ -45,8 +45,12 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   Both parties run in this process, on keys made fresh for the call; what crosses between
   them is serialised and counted.
 
+  Ids are equal where their UTF-8 is: "A" is not "a", and an accent of its own letter is not one
+  that follows it. Bring both parties' ids to one form first (`unicodedata.normalize`).
+
   Raises:
-    UserError: an id that is no string or comes twice, or the library is not installed.
+    UserError: no list of strings, an id that comes twice or has no UTF-8, or the library is not
+      installed.
 
   >>> align(["ann", "ann"], ["bob"])
   Traceback (most recent call last):
@@ -76,10 +80,18 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
 
 
 def _places(ids: Sequence[str], name: str) -> dict[str, int]:
+  if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str):
+    raise UserError(f"must be a list of strings, not {type(ids).__name__}", field=name)
   places: dict[str, int] = {}
   for place, entity in enumerate(ids):
     if not isinstance(entity, str):
       raise UserError(f"must hold strings, got {entity!r}", field=name)
+    try:
+      entity.encode()
+    except UnicodeEncodeError as error:
+      raise UserError(
+        f"{entity!a:.80} has no UTF-8, by which ids are compared", field=name
+      ) from error
     if entity in places:
       raise UserError(f"{entity!r} comes twice; an id must name one row", field=name)
     places[entity] = place

@@ -311,6 +311,8 @@ def test_integers_that_wrap_around_give_the_same_bound_and_noise():
     ({"feature_norm": 1e200}, "feature_norm"),
     ({"noise_multiplier": 1e200}, "noise_multiplier"),
     ({"learning_rate": 5e-324}, "learning_rate"),
+    ({"l2_penalty": 1e308}, "l2_penalty"),
+    ({"l2_penalty": 1e18}, "l2_penalty"),
   ],
 )
 def test_numbers_that_overflow_are_one_line(changes, field):

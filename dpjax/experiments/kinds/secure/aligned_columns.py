@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure import labelled_rows, noisy_model
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -30,6 +31,9 @@ _WHO = (
   "covered: each party learns which people both of them hold, and how many the other one holds. "
   "The number of shared people is public."
 )
+
+# Of a party's share of the norm.
+_INSIDE = 1 - 1e-8
 
 
 class Aligned(NamedTuple):
@@ -71,7 +75,8 @@ def load_data(config: SecureConfig) -> Aligned:
   clip = functools.partial(
     clipped_apart, feature_norm=task.feature_norm, frac_bits=task.frac_bits
   )
-  whole = clip([first, second])
+  with bounds.within("task"):
+    whole = clip([first, second])
   return Aligned(
     LabelledRows(whole, labels, clip(tests), rows.test_labels),
     held=(len(of_a), len(of_b)),
@@ -92,6 +97,9 @@ def clipped_apart(
   Nobody knows the norm of a whole row. So a party clips its m of M columns to
   feature_norm sqrt(m / M), and the squares add up to feature_norm^2.
 
+  Raises:
+    UserError: a norm so small that a party's share of it holds nothing but zeros.
+
   >>> parts = [np.array([[30.0]]), np.array([[0.0, 0.125]])]
   >>> clipped_apart(parts, 3.0, frac_bits=3).tolist()
   [[1.625, 0.0, 0.125]]
@@ -99,7 +107,16 @@ def clipped_apart(
   num_columns = sum(part.shape[1] for part in parts)
   shortened = []
   for part in parts:
-    bound = feature_norm * math.sqrt(part.shape[1] / num_columns)
+    # Further inside than rounding moves a sum of squares: `OutputNoise.rows`, which clips whole
+    # rows, then changes none. No party could clip by a whole row's norm.
+    bound = _INSIDE * feature_norm * math.sqrt(part.shape[1] / num_columns)
+    if bound < 2.0**-frac_bits:
+      raise UserError(
+        f"leaves {bound:.3g} to a party with {part.shape[1]} of {num_columns} columns; must "
+        f"leave at least {2.0**-frac_bits:g}, a step of fixed point",
+        field="feature_norm",
+        value=feature_norm,
+      )
     shortened.append(output_noise.bounded_rows(part, bound, frac_bits=frac_bits))
   return np.concatenate(shortened, axis=1)
 

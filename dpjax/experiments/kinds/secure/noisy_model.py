@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 import time
@@ -161,8 +162,16 @@ def _training(ready: _Ready) -> Phase:
     # Each party's secret for its noise. It is kept with its shares: a run that is stopped while it
     # opens the weights opens them with the same noise again, which tells nothing new.
     secret = np.frombuffer(secrets.token_bytes(64), np.uint64).reshape(2, 4)
+    # Masks decide how truncations round. Steps that run again, from whichever checkpoint, round
+    # again as they did: other weights under the same noise would tell their difference.
+    masks = np.frombuffer(secrets.token_bytes(32), np.uint64)
     # Shares of zero, and what the steps took: seconds, bytes sent, bytes dealt, rounds.
-    return {"shares": (start, start.copy()), "secret": secret, "numbers": np.zeros(4)}
+    return {
+      "shares": (start, start.copy()),
+      "secret": secret,
+      "masks": masks,
+      "numbers": np.zeros(4),
+    }
 
   def train(state: Arrays, place: int) -> None:
     first = place * _CHUNK
@@ -174,7 +183,15 @@ def _training(ready: _Ready) -> Phase:
 
     begun = time.monotonic()
     of_first, of_second = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
-    ran = mpc.run(program, of_first, of_second, frac_bits=mechanism.frac_bits)
+    # Never the same masks for two pieces, whose messages would tell each other's secrets.
+    masks = hashlib.sha256(state["masks"].tobytes() + place.to_bytes(8, "little")).digest()
+    ran = mpc.run(
+      program,
+      of_first,
+      of_second,
+      seed=int.from_bytes(masks, "little"),
+      frac_bits=mechanism.frac_bits,
+    )
     state["shares"] = ran.outputs
     state["numbers"] += [time.monotonic() - begun, *ran.cost]
 
