@@ -65,8 +65,9 @@ class CsvTable(NamedTuple):
     return name
 
   def odd_cells(self) -> list[str]:
-    """Names the cells that differ in kind from the others of their column: an empty one, or one
-    that is no finite number among numbers.
+    """Names the cells that differ in kind from the others of their column.
+
+    These are empty cells, infinities and NaN, and words among numbers.
 
     >>> rows = [{"step": "1"}, {"step": "x"}, {"step": None}]
     >>> CsvTable(pathlib.Path("a.csv"), ["step"], rows).odd_cells()
@@ -84,7 +85,7 @@ class CsvTable(NamedTuple):
     for place, (cell, is_finite) in enumerate(zip(cells, numbers), start=2):
       if cell is None:
         found.append(f"row {place} of {name!r:.30} is empty")
-      elif any(numbers) and not is_finite:
+      elif not is_finite and (any(numbers) or isinstance(cell, float)):
         found.append(f"row {place} of {name!r:.30} is {cell!r:.20}")
     return found
 

@@ -30,6 +30,10 @@ _NOT_PRIVATE = (
   "NOT covered, as task.diagnostics is true: error, plain_accuracy and found of the result compare "
   "with the model without noise, and are not private."
 )
+_SECRETS = (
+  "checkpoints/ of this run hold both parties' shares and the secrets of both noises: keep them as "
+  "secret as the data."
+)
 _HIDES = (
   "rows and labels from each party and from the dealer, who do not collude; the weights are "
   "opened with the noise of both"
@@ -83,7 +87,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
     relation=REPLACE,
     accountant="rdp",
   )
-  statement = mechanism.statement()
+  statement = f"{mechanism.statement()} {_SECRETS}"
   if task.diagnostics:
     statement = f"{statement} {_NOT_PRIVATE}"
   return _Ready(loaded, mechanism, guarantee.noted(promised, statement))
