@@ -4,11 +4,11 @@
 
 The source holds the left halves of 900 digits with their labels, the target right halves. They find
 the people of both by private set intersection (pip install 'dpjax[vertical]'), and learn embeddings
-that agree on them. NOT private: pixels stay at home, but the embeddings tell the target the labels
-of the shared people, and the run says how many it reads. There is no epsilon.
+that agree on them. NOT private, no epsilon: embeddings and their gradients are sent in the clear,
+and can be inverted. The run says how many labels of the shared people the target reads from them.
 Hardware: 2 CPU cores. Time: a few seconds a row.
 Seen for three seeds: test accuracy .58 to .69 with 50 shared people, .68 to .74 with 100 and .76 to
-.82 with 200, where the target alone has .46 to .53. It reads 96 to 100 % of the shared labels.
+.82 with 200, where the target alone has .46 to .53. The target reads 96 to 100 % of the labels.
 """
 
 from __future__ import annotations

@@ -309,7 +309,9 @@ def test_a_cell_that_cannot_be_drawn_is_named(column, text, shown, tmp_path):
   header, *rows = csv.reader(whole.read_text().splitlines())
   rows[1][header.index(column)] = text
   path = _write(tmp_path / "curve.csv", header, rows)
-  with pytest.raises(UserError, match=f"^csv='{path}': cannot be drawn; {shown}"):
+  with pytest.raises(
+    UserError, match=f"^csv='{path}': cannot be drawn; perhaps as {shown}"
+  ):
     redraw.plot([path], [tmp_path / "a.svg"], look=_LOOK)
   assert not (tmp_path / "a.svg").exists()
 

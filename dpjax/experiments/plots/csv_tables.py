@@ -74,7 +74,7 @@ class CsvTable(NamedTuple):
     ["row 3 of 'step' is 'x'", "row 4 of 'step' is empty"]
     """
     columns = [self._odd_cells(name) for name in self.columns]
-    # Of a column with many of them they are rather meant.
+    # Columns with few odd cells come first: many in one column are probably meant.
     return [cell for column in sorted(columns, key=len) for cell in column]
 
   def _odd_cells(self, name: str) -> list[str]:

@@ -105,9 +105,11 @@ def _undrawable(read: Sequence[CsvTable], error: Exception) -> UserError:
   """Returns the line for tables with a cell that cannot be drawn."""
   odd = [(table, table.odd_cells()) for table in read]
   table, cells = next(((table, cells) for table, cells in odd if cells), (read[0], []))
-  reason = listed(cells, 120) if cells else first_line(error, with_type=True)
+  reason = first_line(error, with_type=True)
   return UserError(
-    f"cannot be drawn; {reason}",
+    f"cannot be drawn; perhaps as {listed(cells, 100)}"
+    if cells
+    else f"cannot be drawn: {reason}",
     field="csv",
     value=str(table.path),
   )

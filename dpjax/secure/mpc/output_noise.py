@@ -134,7 +134,7 @@ class OutputNoise:
     validate.positive(
       feature_norm=self.feature_norm, noise_multiplier=self.noise_multiplier
     )
-    if not (self.l2_penalty > 0 and math.isfinite(self.l2_penalty)):
+    if not self.l2_penalty > 0:
       raise UserError(
         "must be > 0: without a penalty no step contracts, and nothing is proved",
         field="l2_penalty",
@@ -177,10 +177,14 @@ class OutputNoise:
     # A rate near 0 has an infinite quotient.
     fits = exponent < math.inf and 0 <= exponent + self.frac_bits <= 62
     if self.learning_rate is None and not fits:
+      # The rate is about 2 / (R^2 + 2 l); the larger one leaves none.
+      is_norm = self.row_norm**2 > 2 * self.l2_penalty
+      field = "feature_norm" if is_norm else "l2_penalty"
       raise UserError(
-        f"leaves no learning rate in fixed point, with feature_norm={self.feature_norm:g}",
-        field="l2_penalty",
-        value=self.l2_penalty,
+        f"leaves the largest learning rate {self.rate:.3g}, which over num_rows is below "
+        f"{self._unit:g}, a step of fixed point; must be smaller",
+        field=field,
+        value=getattr(self, field),
       )
     if not (fits and exponent == round(exponent)):
       raise UserError(
@@ -484,8 +488,8 @@ def bounded_rows(
   # Divided by the largest entry first: the square of 1e200 is infinite.
   largest = np.abs(rows).max(axis=1, keepdims=True, initial=1e-300)
   shape = rows / largest
-  # An infinite norm scales its row to zero.
-  # A norm over that of a row of zeros may be infinite, too; such a row keeps its length.
+  # Infinity is meant in both places: a row whose norm overflows becomes zero, and a row of zeros
+  # is not scaled.
   with np.errstate(over="ignore"):
     norms = largest * np.linalg.norm(shape, axis=1, keepdims=True)
     scale = np.minimum(1.0, _INSIDE * float(norm) / np.maximum(norms, 1e-300))

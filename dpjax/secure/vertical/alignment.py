@@ -17,7 +17,7 @@ shared is itself a fact about it, and no differential privacy is claimed here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,8 +45,8 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   Both parties run in this process, on keys made fresh for the call; what crosses between
   them is serialised and counted.
 
-  Ids are equal where their UTF-8 is: "A" is not "a", and an accent of its own letter is not one
-  that follows it. Bring both parties' ids to one form first (`unicodedata.normalize`).
+  Ids are equal where their UTF-8 is: "A" is not "a", and "é" as one character is not "e" with an
+  accent after it. Bring both parties' ids to one form first (`unicodedata.normalize`).
 
   Raises:
     UserError: no list of strings, an id that comes twice or has no UTF-8, or the library is not
@@ -80,12 +80,15 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
 
 
 def _places(ids: Sequence[str], name: str) -> dict[str, int]:
-  if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str):
+  # Also arrays and columns of tables; a string, a set and a mapping have no rows.
+  if isinstance(ids, str | bytes | Mapping) or not hasattr(ids, "__getitem__"):
     raise UserError(f"must be a list of strings, not {type(ids).__name__}", field=name)
+  if np.ndim(ids) != 1:
+    raise UserError(f"must have one axis, not {np.ndim(ids)}", field=name)
   places: dict[str, int] = {}
   for place, entity in enumerate(ids):
     if not isinstance(entity, str):
-      raise UserError(f"must hold strings, got {entity!r}", field=name)
+      raise UserError(f"must hold strings, got {entity!r:.80}", field=name)
     try:
       entity.encode()
     except UnicodeEncodeError as error:

@@ -32,7 +32,7 @@ _WHO = (
   "The number of shared people is public."
 )
 
-# Of a party's share of the norm.
+# Each party clips this far inside its share of the norm.
 _INSIDE = 1 - 1e-8
 
 
@@ -110,10 +110,11 @@ def clipped_apart(
     # Further inside than rounding moves a sum of squares: `OutputNoise.rows`, which clips whole
     # rows, then changes none. No party could clip by a whole row's norm.
     bound = _INSIDE * feature_norm * math.sqrt(part.shape[1] / num_columns)
-    if bound < 2.0**-frac_bits:
+    # Strictly above, as `bounded_rows` goes a little further inside.
+    if bound <= 2.0**-frac_bits:
       raise UserError(
         f"leaves {bound:.3g} to a party with {part.shape[1]} of {num_columns} columns; must "
-        f"leave at least {2.0**-frac_bits:g}, a step of fixed point",
+        f"leave more than {2.0**-frac_bits:g}, a step of fixed point",
         field="feature_norm",
         value=feature_norm,
       )

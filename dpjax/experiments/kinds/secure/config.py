@@ -195,9 +195,12 @@ class TransferTask:
   num_steps: Annotated[
     int, rules.between(1, rules.MOST_STEPS), "of both parties, with all rows in each"
   ] = 300
-  learning_rate: Annotated[float, rules.POSITIVE, "of AdamW"] = 0.01
+  learning_rate: Annotated[float, rules.POSITIVE, rules.IN_FLOAT32, "of AdamW"] = 0.01
   alignment: Annotated[
-    float, rules.POSITIVE, "weight of the distance of two embeddings of one person"
+    float,
+    rules.POSITIVE,
+    rules.IN_FLOAT32,
+    "weight of the distance of two embeddings of one person",
   ] = 1.0
   module: ClassVar[str] = "shared_people"
   reads: ClassVar[str] = ""

@@ -31,8 +31,8 @@ _NOT_PRIVATE = (
   "with the model without noise, and are not private."
 )
 _SECRETS = (
-  "checkpoints/ of this run hold both parties' shares and the secrets of both noises: keep them as "
-  "secret as the data."
+  "checkpoints/ of this run hold both parties' shares and the secrets of all noise and masks: keep "
+  "them as secret as the data, and delete none before the run has ended."
 )
 _HIDES = (
   "rows and labels from each party and from the dealer, who do not collude; the weights are "
@@ -167,7 +167,8 @@ def _training(ready: _Ready) -> Phase:
     # opens the weights opens them with the same noise again, which tells nothing new.
     secret = np.frombuffer(secrets.token_bytes(64), np.uint64).reshape(2, 4)
     # Masks decide how truncations round. Steps that run again, from whichever checkpoint, round
-    # again as they did: other weights under the same noise would tell their difference.
+    # again as they did: other weights under the same noise would tell their difference. Here one
+    # process holds both parties; programs of their own would keep one such secret each.
     masks = np.frombuffer(secrets.token_bytes(32), np.uint64)
     # Shares of zero, and what the steps took: seconds, bytes sent, bytes dealt, rounds.
     return {
