@@ -62,7 +62,7 @@ def is_promised(name: str) -> bool:
 
 
 def paragraph(words: str) -> str:
-  """Returns one paragraph of a privacy statement, broken into lines of at most 92 letters.
+  """Returns one paragraph of a privacy statement, broken into lines of at most 92 characters.
 
   >>> [len(line) for line in paragraph("word " * 40).splitlines()]
   [89, 89, 19]

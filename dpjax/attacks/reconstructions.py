@@ -173,7 +173,7 @@ def fidelity(
   data_range: float = 1.0,
   perceptual: bool = False,
 ) -> Fidelity:
-  """All metrics of matched reconstructions [B, ...].
+  """Computes metrics of matched reconstructions [B, ...]. SSIM needs images of 11x11 or more.
 
   Args:
     data_range: difference between the largest and the smallest possible value.

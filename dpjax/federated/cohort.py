@@ -71,7 +71,7 @@ class Drawn(NamedTuple):
 
 
 class Cohort(NamedTuple):
-  """The clients of one round. Their identity is secret under Poisson sampling."""
+  """The clients of one round. Their identity is secret wherever clients are sampled."""
 
   ids: np.ndarray  # [C] int64, places in the federation
   num_examples: np.ndarray  # [C] int64, examples of each client
@@ -189,7 +189,7 @@ def cohorts(
 
   Args:
     plan: its unit is one client: `sampling_prob` of a client, `normalize_by` in clients;
-      None (of an algorithm whose aggregator knows none) draws nothing.
+      None, as of an aggregator that knows no plan, is refused.
     rng: integer seed of the sampler; 128 bits or more for a release.
 
   Raises:

@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 _MOST_CATEGORIES = 2**31 - 1
 # Rounding of a probability that is computed in float64.
 _ROUNDING = 1 + 2.0**-48
-# The least probability above 0.
+# The smallest positive float64.
 _TINY = 5e-324
 
 

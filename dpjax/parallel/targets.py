@@ -271,7 +271,7 @@ def _check_installed(platform: str, version: str) -> None:
 
 
 def card(chip: Chip) -> str:
-  """Returns a GPU as XLA's compiler reads it, a protocol buffer in text."""
+  """Returns the description of a GPU for XLA's compiler, a protocol buffer in text format."""
   figures = dict(chip.card or {})
   major, minor = figures.pop("capability")
   common = {

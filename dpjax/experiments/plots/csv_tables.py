@@ -153,7 +153,7 @@ def _column(cells: tuple[str, ...]) -> list[Any]:
 
 
 def is_number(value: Any) -> bool:
-  """Whether a cell holds a finite number.
+  """Whether a cell was read as a float, and is finite.
 
   >>> is_number(1.0), is_number(None), is_number(math.nan), is_number("1")
   (True, False, False, False)

@@ -174,7 +174,7 @@ def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
     return []
   there = {leaf.path for leaf in fields.leaves(steps[-1][1])}
   known = {leaf.path for leaf in fields.leaves(before)}
-  # A choice is a leaf, and has leaves.
+  # `fields.leaves` yields a choice itself, then the fields of its value.
   switches = {path for path, _ in steps} & known
   return [
     path

@@ -219,7 +219,7 @@ def _done(work: Callable[[Any], Any], task: Any) -> tuple[BaseException | None, 
     sys.exit(128 + stopped.signum)
   # A user's code may call sys.exit.
   except BaseException as error:
-    # Found now from the traceback, which cannot be sent.
+    # Whose code failed is read here, from the traceback, which cannot be sent.
     blamed = names.blame(error)
     if blamed is not None and not isinstance(error, KeyboardInterrupt):
       return UserError(blamed), None

@@ -136,7 +136,7 @@ def _over_examples(
     axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
     return jax.vmap(fn, in_axes=(0, *axes))(recorded.losses, data, cotangents)
   seen = (recorded.losses, _in_front(data, depth), _in_front(cotangents, depth))
-  # Turns of one size: a remainder would be compiled again.
+  # Evens out the chunks: this often avoids a remainder, which is compiled separately.
   chunk = -(-count // -(-count // chunk))
   return lax.map(lambda x: fn(*x), seen, batch_size=chunk if chunk > 1 else None)
 

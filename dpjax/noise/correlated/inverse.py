@@ -140,7 +140,7 @@ class InverseBanded:
 
     Args:
       num_steps: number of steps of the run.
-      bands: coefficients, hence white draws in a step.
+      bands: number of coefficients. Where noise is redrawn, each costs a white draw in a step.
       min_sep, max_participations: examples take part at most so often (None: as often as they
         can), at least `min_sep` steps apart.
       objective: "mean" or "max" squared error over the prefixes.

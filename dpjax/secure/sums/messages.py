@@ -37,7 +37,7 @@ ID = 4
 
 
 class Message(NamedTuple):
-  """A parsed message."""
+  """A message that `read` has checked: its sender, and the bytes of each id."""
 
   sender: int
   records: dict[int, memoryview]

@@ -330,8 +330,8 @@ class AuditConfig:
 class TrainConfig(WithChoices):
   """A whole training run."""
 
-  # Fields for devices and locations of data: a run may continue with others, and keeps its
-  # noise and batches.
+  # Devices, places of data and the writer of metrics: a run may continue with others, and keeps
+  # its noise and batches.
   where: ClassVar[tuple[str, ...]] = ("mesh", "resident", "writer")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
