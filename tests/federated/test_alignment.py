@@ -89,6 +89,8 @@ def test_keys_are_fresh(library, monkeypatch):
     (["a"], ["b", "b"], "ids_b: 'b' comes twice"),
     ([1], ["b"], "ids_a: must hold strings, got 1"),
     (["\ud800"], ["b"], "ids_a: '\\ud800' has no UTF-8"),
+    ([["a"], ["b", "c"]], ["b"], "ids_a: must hold strings, got ['a']"),
+    (np.array([["a"]]), ["b"], "ids_a: must have one axis, not 2"),
     ("ab", ["b"], "ids_a: must be a list of strings, not str"),
     (["a"], None, "ids_b: must be a list of strings, not NoneType"),
     (["a"], {"b": 1}, "ids_b: must be a list of strings, not dict"),

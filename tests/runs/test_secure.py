@@ -59,6 +59,11 @@ def secure():
 
 
 @pytest.fixture
+def intersection():
+  pytest.importorskip("private_set_intersection", reason="needs openmined-psi")
+
+
+@pytest.fixture
 def tenseal():
   pytest.importorskip("tenseal", reason="needs TenSEAL: pip install 'dpjax[he]'")
 
@@ -180,8 +185,7 @@ def test_a_noisy_model_goes_on_where_it_stopped_and_is_charged_once(
 _COLUMNS = {"name": "columns", "epsilon": 8.0, "num_steps": 15, "l2_penalty": 0.5}
 
 
-def test_columns_of_two_parties_belong_to_one_person(tmp_path, secure):
-  pytest.importorskip("private_set_intersection", reason="needs openmined-psi")
+def test_columns_of_two_parties_belong_to_one_person(tmp_path, secure, intersection):
   config = _point(task={**_COLUMNS, "shared": 0.6, "first_columns": 7})
   whole = noisy_model.load_data(config)
   aligned = aligned_columns.load_data(config)
@@ -223,11 +227,6 @@ def test_columns_that_leave_a_party_nothing_are_refused(changes, message):
 
 
 _TRANSFER = {"name": "transfer", "num_shared": 200, "num_steps": 120}
-
-
-@pytest.fixture
-def intersection():
-  pytest.importorskip("private_set_intersection", reason="needs openmined-psi")
 
 
 def test_a_norm_that_leaves_a_party_zeros_alone_is_refused():

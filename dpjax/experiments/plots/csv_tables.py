@@ -80,12 +80,13 @@ class CsvTable(NamedTuple):
   def _odd_cells(self, name: str) -> list[str]:
     cells = [row[name] for row in self.rows]
     numbers = [_is_finite(cell) for cell in cells]
+    holds_numbers = any(numbers)
     found = []
     # The header is row 1.
     for place, (cell, is_finite) in enumerate(zip(cells, numbers), start=2):
       if cell is None:
         found.append(f"row {place} of {name!r:.30} is empty")
-      elif not is_finite and (any(numbers) or isinstance(cell, float)):
+      elif not is_finite and (holds_numbers or isinstance(cell, float)):
         found.append(f"row {place} of {name!r:.30} is {cell!r:.20}")
     return found
 

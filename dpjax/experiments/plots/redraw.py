@@ -103,16 +103,13 @@ def plot(
 
 def _undrawable(read: Sequence[CsvTable], error: Exception) -> UserError:
   """Returns the line for tables with a cell that cannot be drawn."""
-  odd = [(table, table.odd_cells()) for table in read]
-  table, cells = next(((table, cells) for table, cells in odd if cells), (read[0], []))
+  for table in read:
+    cells = table.odd_cells()
+    if cells:
+      shown = f"cannot be drawn; perhaps as {listed(cells, 100)}"
+      return UserError(shown, field="csv", value=str(table.path))
   reason = first_line(error, with_type=True)
-  return UserError(
-    f"cannot be drawn; perhaps as {listed(cells, 100)}"
-    if cells
-    else f"cannot be drawn: {reason}",
-    field="csv",
-    value=str(table.path),
-  )
+  return UserError(f"cannot be drawn: {reason}", field="csv", value=str(read[0].path))
 
 
 def figure(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]) -> Figure:

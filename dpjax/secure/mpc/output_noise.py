@@ -177,12 +177,12 @@ class OutputNoise:
     # A rate near 0 has an infinite quotient.
     fits = exponent < math.inf and 0 <= exponent + self.frac_bits <= 62
     if self.learning_rate is None and not fits:
-      # The rate is about 2 / (R^2 + 2 l); the larger one leaves none.
+      # The rate is about 2 / (R^2 + 2 l): the larger part is to blame.
       is_norm = self.row_norm**2 > 2 * self.l2_penalty
       field = "feature_norm" if is_norm else "l2_penalty"
       raise UserError(
-        f"leaves the largest learning rate {self.rate:.3g}, which over num_rows is below "
-        f"{self._unit:g}, a step of fixed point; must be smaller",
+        f"leaves the learning rate {self.rate:.3g}, which over num_rows is below "
+        f"{2.0 ** (self.frac_bits - 62):g}, the least in fixed point; must be smaller",
         field=field,
         value=getattr(self, field),
       )

@@ -59,10 +59,13 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   """
   places_a = _places(ids_a, "ids_a")
   places_b = _places(ids_b, "ids_b")
+  # A column of a table is indexed by labels, a list by places.
+  ids_a = list(ids_a)
+  ids_b = list(ids_b)
   psi = library()
   client, server = (party.CreateWithNewKey(True) for party in (psi.client, psi.server))
-  setup = server.CreateSetupMessage(0.0, len(ids_a), list(ids_b), psi.DataStructure.RAW)
-  request = client.CreateRequest(list(ids_a)).SerializeToString()
+  setup = server.CreateSetupMessage(0.0, len(ids_a), ids_b, psi.DataStructure.RAW)
+  request = client.CreateRequest(ids_a).SerializeToString()
   response = server.ProcessRequest(_parsed(psi.Request, request)).SerializeToString()
   sent = setup.SerializeToString()
   places = client.GetIntersection(
@@ -83,8 +86,9 @@ def _places(ids: Sequence[str], name: str) -> dict[str, int]:
   # Also arrays and columns of tables; a string, a set and a mapping have no rows.
   if isinstance(ids, str | bytes | Mapping) or not hasattr(ids, "__getitem__"):
     raise UserError(f"must be a list of strings, not {type(ids).__name__}", field=name)
-  if np.ndim(ids) != 1:
-    raise UserError(f"must have one axis, not {np.ndim(ids)}", field=name)
+  axes = getattr(ids, "ndim", 1)
+  if axes != 1:
+    raise UserError(f"must have one axis, not {axes}", field=name)
   places: dict[str, int] = {}
   for place, entity in enumerate(ids):
     if not isinstance(entity, str):

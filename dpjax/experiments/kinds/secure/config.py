@@ -40,8 +40,11 @@ class SumTask:
   )
   entry_bits: Annotated[int, rules.between(1, 63), "entries are below 2^entry_bits"] = 20
   silent: Annotated[int, "clients who fall silent once they have shared their keys"] = 0
+  # File of the task, the section of the config that it reads, and libraries by their names in
+  # `extras`.
   module: ClassVar[str] = "vector_sums"
   reads: ClassVar[str] = "protocol"
+  needs: ClassVar[tuple[str, ...]] = ()  # those of the protocol
 
   def __post_init__(self):
     rules.check_settings(self)
@@ -66,6 +69,7 @@ class RegressTask:
   ] = 2
   module: ClassVar[str] = "encrypted_table"
   reads: ClassVar[str] = ""
+  needs: ClassVar[tuple[str, ...]] = ("ciphertexts",)
 
   def __post_init__(self):
     rules.check_settings(self)
@@ -86,6 +90,7 @@ class InferTask:
   ] = "packed"
   module: ClassVar[str] = "encrypted_images"
   reads: ClassVar[str] = "train"
+  needs: ClassVar[tuple[str, ...]] = ("ciphertexts",)
 
   def __post_init__(self):
     rules.check_settings(self)
@@ -118,6 +123,8 @@ class TrainTask:
   ] = 100
   module: ClassVar[str] = "two_parties"
   reads: ClassVar[str] = ""
+  # The dealer expands seeds by ciphers.
+  needs: ClassVar[tuple[str, ...]] = ("ciphers",)
 
   def __post_init__(self):
     rules.check_settings(self)
@@ -155,6 +162,7 @@ class NoisyModelTask:
   diagnostics: Annotated[bool, "compare with the model without noise: NOT private"] = False
   module: ClassVar[str] = "noisy_model"
   reads: ClassVar[str] = ""
+  needs: ClassVar[tuple[str, ...]] = ("ciphers",)
 
   def __post_init__(self):
     rules.check_settings(self)
@@ -172,6 +180,7 @@ class ColumnsTask(NoisyModelTask):
     float, rules.OPEN_UNIT, "share of the training rows whose people both parties hold"
   ] = 0.8
   module: ClassVar[str] = "aligned_columns"
+  needs: ClassVar[tuple[str, ...]] = ("ciphers", "intersection")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +213,7 @@ class TransferTask:
   ] = 1.0
   module: ClassVar[str] = "shared_people"
   reads: ClassVar[str] = ""
+  needs: ClassVar[tuple[str, ...]] = ("intersection",)
 
   def __post_init__(self):
     rules.check_settings(self)

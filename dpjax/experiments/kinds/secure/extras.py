@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.secure.homomorphic import ckks
@@ -9,11 +11,17 @@ from dpjax.secure.sums import primitives
 from dpjax.secure.vertical import alignment, encrypted_vectors
 from dpjax.validate import UserError
 
-# Sums whose clients agree on keys, and sums of ciphertexts.
-_OF_KEYS = ("secagg", "secagg_plus", "committee")
-_OF_CIPHERTEXTS = ("bfv", "ckks")
-_ON_SHARES = ("train", "noisy_model", "columns")
-_ALIGNED = ("columns", "transfer")
+# By the names that tasks have for them (`needs`).
+_LIBRARIES: dict[str, Callable[[], object]] = {
+  "ciphers": lambda: primitives.library(),
+  "intersection": lambda: alignment.library(),
+  "ciphertexts": lambda: encrypted_vectors.library(ckks.INSTALL),
+}
+# Of sums whose clients agree on keys, and of sums of ciphertexts.
+_OF_PROTOCOLS = {
+  **dict.fromkeys(("secagg", "secagg_plus", "committee"), "ciphers"),
+  **dict.fromkeys(("bfv", "ckks"), "ciphertexts"),
+}
 
 
 def missing(config: SecureConfig) -> str:
@@ -27,16 +35,12 @@ def missing(config: SecureConfig) -> str:
   >>> missing(SecureConfig(task=SumTask(), protocol=PlainSum()))
   ''
   """
-  task = name_of(config, "task")
-  protocol = name_of(config, "protocol") if task == "sum" else ""
+  needed = list(config.task.needs)
+  if config.task.reads == "protocol":
+    needed += filter(None, [_OF_PROTOCOLS.get(name_of(config, "protocol"))])
   try:
-    # The dealer of a training on shares expands seeds by the same ciphers.
-    if task in _ON_SHARES or protocol in _OF_KEYS:
-      primitives.library()
-    if task in _ALIGNED:
-      alignment.library()
-    if task in ("regress", "infer") or protocol in _OF_CIPHERTEXTS:
-      encrypted_vectors.library(ckks.INSTALL)
+    for name in needed:
+      _LIBRARIES[name]()
   except UserError as error:
     return str(error)
   return ""
