@@ -278,11 +278,19 @@ def test_shared_rows_of_both_parties_are_of_one_person(intersection):
   assert (len(batch.source_x), len(of_shared), len(batch.target_x)) == (900, 200, 20)
 
 
-def test_more_people_than_the_data_hold_are_refused(intersection):
-  config = _point(task=_TRANSFER | {"num_source": 1430})
-  with pytest.raises(
-    UserError, match="num_source=1430: must be at most 1417: 'digits' has 1437"
-  ):
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"num_source": 1430}, "num_source=1430: must be at most 1417: 'digits' has 1437"),
+    (
+      {"num_labelled": 2000},
+      "num_labelled=2000: must be at most 1435, as 'digits' has 1437",
+    ),
+  ],
+)
+def test_more_people_than_the_data_hold_are_refused(changes, message, intersection):
+  config = _point(task=_TRANSFER | changes)
+  with pytest.raises(UserError, match=message):
     shared_people.prepare(config, shared_people.load_data(config), None)
 
 

@@ -89,10 +89,18 @@ def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
   """
   task = config.task
   held = task.num_source + task.num_labelled
-  if held > len(loaded.y):
+  num_rows = len(loaded.y)
+  # Two people are the least that a source holds.
+  if task.num_labelled > num_rows - 2:
     raise UserError(
-      f"must be at most {len(loaded.y) - task.num_labelled}: {task.dataset!r} has "
-      f"{len(loaded.y)} rows, of which task.num_labelled={task.num_labelled} are the target's own",
+      f"must be at most {num_rows - 2}, as {task.dataset!r} has {num_rows} rows",
+      field="task.num_labelled",
+      value=task.num_labelled,
+    )
+  if held > num_rows:
+    raise UserError(
+      f"must be at most {num_rows - task.num_labelled}: {task.dataset!r} has {num_rows} rows, of "
+      f"which task.num_labelled={task.num_labelled} are the target's own",
       field="task.num_source",
       value=task.num_source,
     )
