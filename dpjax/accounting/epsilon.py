@@ -98,8 +98,8 @@ def epsilon(
     least = 2 * _pld_rounding(steps)
     both = epsilon_of_both(functools.partial(epsilon_by, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
-    # Both are proved, so their minimum is. With little noise the unamplified sum is the
-    # tighter one.
+    # Each bound is proved, so the smaller one is too. With little noise that is the bound which
+    # claims no amplification by sampling.
     return min(both, epsilon(unamplified(steps), delta=delta, **relation))
   return epsilon_by(steps, delta)
 

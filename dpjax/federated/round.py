@@ -64,7 +64,7 @@ class RoundInfo(NamedTuple):
 
   train_loss: Any  # mean over the examples of all local steps; NumPy, as all here
   mean_norm: Any  # of the clients' messages
-  num_clients: Any  # realised; itself a secret under Poisson sampling
+  num_clients: Any  # realised; itself a secret unless the sampler's sizes are public
   num_steps: Any  # local steps of all clients
   upload_bits: Any  # of all clients
   clients: ClientInfo  # leaves [C]

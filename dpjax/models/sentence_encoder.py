@@ -63,7 +63,8 @@ ENCODERS = {
 class SentenceEncoder(nn.Module):
   """BERT's layers and the mean over the tokens, scaled to norm 1: [B, T] -> [B, features].
 
-  Fields are those of `Bert`. Tokens equal to 0, [PAD], count nowhere.
+  Fields are those of `Bert` without `num_classes`. Tokens equal to 0, [PAD], are ignored, but the
+  first token counts always, so that no mean is over nothing.
   """
 
   vocab_size: int

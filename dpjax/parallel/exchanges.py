@@ -91,8 +91,8 @@ def _bytes(data: bytes) -> np.ndarray:
 def same(**named: str) -> None:
   """Raises UserError in all processes unless all give the same texts.
 
-  What is sent are digests with a word that process 0 draws for this very call, so they are
-  those of no other run: a digest of data would confirm a guess to anyone who reads it later.
+  Processes send digests, not the texts. Process 0 draws a word for each call, and every digest
+  covers it. A bare digest of data would confirm a guess to anyone who reads it later.
 
   >>> same(config="learning_rate=0.1")
   """

@@ -361,8 +361,8 @@ def compiled(lowered: Any, target: Machine) -> Compiled:
   """Compiles what `jax.jit(f).lower(...)` made for devices of a target.
 
   Raises:
-    NotFitting: it needs more memory than a device has, and the compiler for TPUs refuses it. That
-      for GPUs does not: compare `Compiled.held`.
+    NotFitting: it needs more memory than a TPU has. The compiler for GPUs never refuses: compare
+      `Compiled.held` with the card's memory.
   """
   gpu = target.chip.platform == "gpu"
   try:

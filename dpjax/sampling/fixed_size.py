@@ -84,7 +84,8 @@ class FixedSizeSampler(SizedSampler):
       return cls(batch_size=batch_size, num_examples=size.num_examples)
     return cls(
       batch_size=batch_size,
-      # The batches stay as they are without an audit, and the event counts with fewer records.
+      # An audit may leave out records. The batch size does not follow, or it would tell how many
+      # stayed. Fewer records make a larger share, so the event counts with the fewest.
       num_examples=size.num_examples - size.may_leave,
       size_is_public=False,
     )

@@ -53,8 +53,8 @@ def _renewals(
 class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   """Poisson sampling of examples that did not take part in the last `min_sep` - 1 steps.
 
-  Started as if it had been running for ever, so that every batch has the same distribution: an
-  example is in it with probability prob / (1 + (min_sep - 1) prob).
+  The first draws are those of a sampler that has run for ever, so every batch has the same
+  distribution. It holds an example with probability prob / (1 + (min_sep - 1) prob).
 
   Args:
     prob: probability in (0, 1] of a free example to take part.

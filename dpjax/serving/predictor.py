@@ -244,7 +244,10 @@ class Predictor:
 
   @property
   def config(self) -> TrainConfig:
-    """The central config of the run, or the one that reads the same data."""
+    """The run's config; for a federated run, the central config that reads the same data.
+
+    `pretrained` is None where the run's own weights replace every weight of that file.
+    """
     return self._model.config
 
   @property

@@ -43,7 +43,11 @@ class DistillationState(NamedTuple):
 
 
 class Distillation(NamedTuple):
-  """`init(teacher, student)`, `step(state, batch)` of both, `student_step(state)` alone."""
+  """The three functions of `distillation`; each says what it returns in its type.
+
+  `init(teacher, student)` makes the state. `step(state, batch)` moves both networks, and
+  `student_step(state)` the student alone.
+  """
 
   init: Callable[[Params, Params], DistillationState]
   step: Callable[[DistillationState, Batch], tuple[DistillationState, StepInfo]]

@@ -22,7 +22,7 @@ from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
-  # No run of central training has clients.
+  # For types only: central training must not load the modules of federated data.
   from dpjax.data import Federation
 
 

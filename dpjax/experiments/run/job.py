@@ -63,8 +63,8 @@ class Phase(NamedTuple):
   name: str = "train"  # on the progress bar
   subfolder: str = ""  # folder of its checkpoints, where a run has several phases
   steps_are: str = "optimizer steps"  # in the picture
-  # () -> the program of a step, for the devices of `parallel.made_for.compiling_for`; None: no
-  # machine that is not here can be planned for
+  # () -> the program of a step, for the devices of `parallel.made_for.compiling_for`. None: this
+  # job cannot be planned for a machine that is not here.
   program: Callable[[], StepProgram] | None = None
   # Parts of result.json known before the first step. For a `single` job these include its
   # task, dataset and method.

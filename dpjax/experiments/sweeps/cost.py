@@ -21,16 +21,15 @@ NOT_RELEASED = (
 def charge(rows: list[Row]) -> dict[str, Any]:
   """Returns an upper bound on the epsilon of releasing all finished runs together.
 
-  Basic composition (Dwork and Roth 2014, theorem 3.16): independent runs that are
-  (epsilon_i, delta_i) each are (sum epsilon_i, sum delta_i) together, and so is any choice
-  among them. It holds for runs with independent randomness, one neighbouring relation and
-  one unit; otherwise, and where a run promises nothing (or only for a larger deployment:
-  "simulated"), epsilon and delta are None.
+  Basic composition (Dwork and Roth 2014, theorem 3.16): runs that are (epsilon_i, delta_i)-DP
+  each are (sum epsilon_i, sum delta_i)-DP together. So is any choice among them. This needs
+  independent randomness, one neighbouring relation and one unit.
 
-  Runs on different data are summed too, as for somebody who has one record in each data set:
-  that no record is in two of them is never assumed. Users whose records are dealt anew for
-  each run have no such sum: what one run hides as one user belongs to many users of another.
-  There epsilon and delta are None.
+  epsilon and delta are None where the sum is not proved: relations or units differ, or a run
+  promises nothing, or only for a larger deployment ("simulated"). They are None too where each
+  run deals records to users anew: one run's user is spread over many users of another.
+
+  Runs on different data are summed too, because somebody may have a record in each of them.
 
   >>> run = {"status": "done", "epsilon": 1.0, "delta": 0.25, "epsilon_kind": "proved",
   ...        "neighboring_relation": "add_or_remove_one", "unit": "example"}

@@ -60,8 +60,7 @@ class Grid(NamedTuple):
   draw: Callable[[pathlib.Path, list[Row]], None]  # files about the finished runs
   y: str = "test_accuracy"  # key of a result, for the progress lines
   tell: Callable[[Row], str] | None = None  # a finished run in one line; None: its y
-  # The reason why the runs are not released, so that their costs do not add up; "" if they
-  # are.
+  # Why the runs are not released: costs add up only over releases. "" if they are released.
   unreleased: str = ""
   only: str | None = None  # pattern of the points to be run now, as in `part`
 

@@ -105,7 +105,8 @@ def points(config: SweepConfig) -> list[Point]:
 
   Raises:
     UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed; what a
-      run would be refused for without its data; a field that all of them would ignore.
+      run would be refused for without its data; a field that all of them would ignore; two
+      equal runs, or private ones that would share their noise.
 
   >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
   >>> [point.name[:16] for point in points(sweep)][:3]

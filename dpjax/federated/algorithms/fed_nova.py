@@ -24,8 +24,9 @@ from dpjax.validate import UserError
 
 
 def momentum_steps(momentum: float) -> Callable[[Array], Array]:
-  """||a||_1 of Wang et al. 2020 for SGD with momentum: the length of tau local steps, in
-  units of one gradient.
+  """Returns a function of tau: how far tau local steps go, counted in gradients.
+
+  It is ||a||_1 of Wang et al. 2020 for SGD with momentum. Without momentum it is tau.
 
   >>> print(round(float(momentum_steps(0.5)(2)), 6))  # 1 + (1 + 0.5)
   2.5

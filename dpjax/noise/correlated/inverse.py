@@ -108,11 +108,12 @@ class InverseBanded:
   def fractional_root(
     cls, bands: int, gamma: float, *, redraw: bool | None = None
   ) -> InverseBanded:
-    """The first coefficients of (1 - x)^gamma: banded inverse fractional root, gamma-BIFR (Kalinin
-    et al. 2026, arXiv:2605.18379).
+    """Returns the banded inverse fractional root, gamma-BIFR (Kalinin et al. 2026,
+    arXiv:2605.18379).
 
-    Two bands are DP-lambda-CGD of lambda = gamma, and gamma = 1/2 is `square_root`. 0 is white
-    noise. The first coefficients of C are those of (1 - x)^{-gamma}, which fall.
+    Its coefficients are the first `bands` of (1 - x)^gamma. gamma = 0 is white noise and
+    gamma = 1/2 is `square_root`. Two bands are DP-lambda-CGD with lambda = gamma. The first
+    `bands` coefficients of C are those of (1 - x)^{-gamma}: they fall.
 
     >>> InverseBanded.fractional_root(3, 0.75).coefficients
     (1.0, -0.75, -0.09375)

@@ -183,7 +183,7 @@ def _sum(
 
 
 class _Tally:
-  """Counts of messages and computations."""
+  """Counts of bytes and computations, over one sum."""
 
   def __init__(self) -> None:
     self.bytes: Counter[int] = Counter()  # of each client, both ways

@@ -56,7 +56,7 @@ class Victims(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Victims:
-  """Builds the clients of the federation as a run does."""
+  """Prepares the clients that an attack inverts, with a run's keys, defences and guarantee."""
   federate = config.federate
   federation, test = loaded
   count = _size(federation)
