@@ -201,7 +201,7 @@ def blame(error: BaseException) -> str | None:
 
 # --- code of a run
 
-# Fields of a config that take a path, and fields of files that count as part of the run.
+# `_FIELDS` may hold an import path. `_FILES` name weights, to start from or to attack.
 _FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule", "writer")
 _FILES = (".pretrained", ".attack.target")
 

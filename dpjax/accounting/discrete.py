@@ -1,16 +1,17 @@
 """Renyi curves of integer noise: the discrete Gaussian and Skellam noise.
 
-For integer vectors, so for sums under secure aggregation. A sensitivity here is that of the
-vector AFTER scaling and rounding, which rounding makes larger (pitfalls P21, P38; see
-`dpjax.noise.discrete.rounded_norm_bound`): the norm of one record under add_or_remove_one
-and replace_special, twice that under replace_one. Nothing is sampled: no amplification.
-Where every client adds a share of the noise, one client less is one share less. Such a sum has
-an event, `SkellamDpEvent`, that is proved under replace_special and replace_one alone.
+The curves serve sums of integer vectors under secure aggregation. A sensitivity here is that of
+the vector AFTER scaling and rounding. Rounding makes it larger (see
+`dpjax.noise.discrete.rounded_norm_bound`, and P21 and P38 in docs/sharp_edges.md). It is the norm
+of one record under add_or_remove_one and replace_special, and twice that under replace_one. No
+amplification by sampling is claimed. Where every client adds a share of the noise, removing a
+client also removes its share. So `SkellamDpEvent`, the event of Skellam noise, is proved only under
+replace_special and replace_one.
 
 | noise                            | Renyi divergence at order a                        | from |
 | -------------------------------- | -------------------------------------------------- | ---- |
 | discrete Gaussian, variance s2   | a D2^2 / (2 s2)                                    | [1]  |
-| sum of discrete Gaussians        | that of the sum's variance, and a rest tau         | [2]  |
+| sum of discrete Gaussians        | row 1 with the sum's variance, plus an error term  | [2]  |
 | Skellam, variance s2, integer a  | a D2^2 / (2 s2) + min(((2a - 1) D2^2 + 6 D1) /     | [3]  |
 |                                  | (4 s2^2), 3 D1 / (2 s2))                           |      |
 

@@ -98,8 +98,8 @@ def epsilon(
     least = 2 * _pld_rounding(steps)
     both = epsilon_of_both(functools.partial(epsilon_by, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
-    # Each bound is proved, so the smaller one is too. With little noise that is the bound which
-    # claims no amplification by sampling.
+    # Both bounds are proved, so the smaller one holds. With little noise the second is
+    # smaller: it claims no amplification by sampling.
     return min(both, epsilon(unamplified(steps), delta=delta, **relation))
   return epsilon_by(steps, delta)
 

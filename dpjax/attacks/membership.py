@@ -212,8 +212,8 @@ def relative_confidence(
 
   p is the target's confidence in x: the logistic function of its log odds over `temperature`,
   which is a softmax with that temperature between the record's label and all others together.
-  P is the mean of what p is over shadows with and without a record, half each. Offline it is
-  ((1 + a) P_out + 1 - a) / 2, a line between what a record gets that was out and 1.
+  P is the mean of P_in and P_out, the mean confidences of shadows with and without the
+  record. With `offline`, P_in is estimated as a P_out + 1 - a, where a is `offline_a`.
 
   Args:
     temperature: above 1 it spreads the confidences of a model that is sure of all records.

@@ -116,8 +116,8 @@ def sorted_weights(params: Params) -> np.ndarray:
   """All weights of a `models.Mlp` or `Linear` [d], the same for every order of hidden
   units.
 
-  The units of each layer stand in the order of the sums of their incoming weights (Ganju et
-  al. 2018), else equal networks would have unequal features. As a signal of
+  The units of each layer are sorted by the sum of their incoming weights and bias (after
+  Ganju et al. 2018). Otherwise equal networks would have unequal features. As a signal of
   `train_shadows`: `lambda params, records: sorted_weights(params)`.
 
   Raises UserError for a network of other layers.

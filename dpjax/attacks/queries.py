@@ -17,7 +17,7 @@ from dpjax.attacks.signals import Signal
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# 9 shifts, each with its mirror image.
+# The centre and 8 shifts, each with its mirror image.
 MOST_QUERIES = 18
 _PLACES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 

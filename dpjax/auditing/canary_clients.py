@@ -85,7 +85,7 @@ _LENGTH = 1e3
 _WIDE = 2.0
 # Singular values are cut at this multiple of their median.
 _FLAT = 1.2
-# Largest smaller side of a matrix that is cut: beyond, the transform outlasts a round.
+# A matrix whose smaller side is longer stays uncut: `eigh` would outlast a round.
 _MOST_VALUES = 1024
 # Standard deviation / median distance from the median, of a normal distribution.
 _SPREAD = 1.4826

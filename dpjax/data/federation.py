@@ -111,7 +111,7 @@ class Federation:
     )
 
   def label_histograms(self) -> np.ndarray:
-    """[num_clients, num_classes] counts; not private."""
+    """Returns exact class counts [num_clients, num_classes]; do not release them."""
     count = lambda rows: np.bincount(self.dataset.y[rows], minlength=classes)
     classes = self.dataset.num_classes
     return np.stack([count(rows) for rows in self.indices])

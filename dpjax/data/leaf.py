@@ -174,7 +174,7 @@ def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
     x = text.encode_text(rows, max_length=max_length)
   else:
     x = np.asarray(rows)
-    # Values beyond float32 become infinite, which Dataset refuses by name.
+    # Values beyond float32 become infinite. `from_arrays` then raises an error.
     with np.errstate(over="ignore"):
       # An image of only 0 and 1 is written without decimal points.
       x = x.astype(np.float32) if x.dtype.kind in "iuf" else x

@@ -42,7 +42,7 @@ class AlgorithmFacts:
     make: `(loss_fn, *optimizers, aggregator=, map_clients=, key=, **options)`.
     client: what a client does. server: what the server does with the mean.
     source: paper that it is from.
-    private_if: what a private aggregator needs besides; "": nothing.
+    private_if: condition for privacy, in addition to a private aggregator; "": none.
     options: numbers that a config sets, with their defaults; None: no config names it.
     optimizers: which of "client_tx" and "server_tx" `make` takes, in order.
     weighted: it takes `weighting`.
@@ -55,7 +55,7 @@ class AlgorithmFacts:
     client_momentum: a client's SGD may have momentum.
     from_run: the arguments that follow from the numbers of a run.
     checks: option -> function of `dpjax.validate` that refuses a wrong value.
-    played: arguments by which `launch.audit` plays it, beside one optimizer.
+    played: options with which `launch.audit` attacks it, in addition to its optimizers.
   """
 
   name: str

@@ -168,7 +168,10 @@ def _classes(labels: ArrayLike) -> np.ndarray:
 
 
 def _rows(chunk: ArrayLike, most: int, width: int | None) -> np.ndarray:
-  """Returns a chunk [at most `most`, width] in float64; None: its width is that of all."""
+  """Returns a chunk as float64 [n, width], with n <= `most`.
+
+  The first chunk has `width` None. Its own width is then that of all later ones.
+  """
   # One order of the numbers in memory: a length is summed alike whatever array it comes from.
   rows = np.asarray(finite.array("rows", chunk), np.float64, order="C")
   if rows.ndim != 2 or not rows.shape[1] or len(rows) > most:

@@ -95,8 +95,9 @@ class NoisyMoments(NamedTuple):
   def noise_norm(self) -> float:
     """Size of the spectral norm of the noise on xx: about xx_std sqrt(2 d).
 
-    A symmetric Gaussian matrix with variance s^2 / 2 beside its diagonal has a norm near
-    2 (s / sqrt(2)) sqrt(d) (Bai and Yin 1988). Public: it follows from the noise alone.
+    A symmetric Gaussian matrix with variance s^2 / 2 off its diagonal has a norm near
+    2 (s / sqrt(2)) sqrt(d) (Bai and Yin 1988). It is public, since no data enter it. It is 0
+    without a matrix.
     """
     return 0.0 if self.xx is None else self.xx_std * math.sqrt(2 * len(self.xy))
 

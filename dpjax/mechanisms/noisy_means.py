@@ -145,8 +145,8 @@ class NoisyMeans(abc.ABC):
     """Returns the key of this noise. No step of a run uses it, so the key of a run serves
     both.
 
-    A step folds in its number, an int32. `jax.random.split` alone would give the keys of
-    the first steps: split(key, n)[i] is fold_in(key, i).
+    A step folds in its number, an int32 >= 0. With JAX's default keys, `jax.random.split` would
+    give the keys of the first steps: split(key, n)[i] is fold_in(key, i).
     """
     finite.check_key(key)
     return jax.random.fold_in(key, np.uint32(_NO_STEP))
@@ -157,8 +157,10 @@ class NoisyMeans(abc.ABC):
 
   @abc.abstractmethod
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
-    """Returns the statistics again, each field as if the fields ahead of it in `before` had
-    been released."""
+    """Returns statistics of `x`. Each field builds on the earlier fields of `before`.
+
+    A check of one sum can thus hold the releases before it fixed.
+    """
 
   def noisy_totals(self, released: Any) -> list[np.ndarray]:
     """Returns the noisy sums of the release, in clip norms."""

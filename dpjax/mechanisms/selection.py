@@ -89,7 +89,8 @@ class _Selection:
 class Exponential(_Selection):
   """Candidate r with probability proportional to exp(utility_r / scale), by Gumbel-max.
 
-  Guarantee: (epsilon, 0)-DP.
+  Guarantee: (epsilon, 0)-DP, where one record moves each utility by at most
+  `utility_sensitivity`.
   Source: McSherry and Talwar 2007; Dwork and Roth 2014, theorem 3.10.
 
   >>> mechanism = Exponential(epsilon=2.0)

@@ -128,8 +128,10 @@ class Whitening(NoisyMeans):
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
-    """Returns the spread again, each field as if the fields ahead of it in `before` had
-    been released."""
+    """Returns the spread of `x`. Each field builds on the earlier fields of `before`.
+
+    A check of one sum can thus hold the releases before it fixed.
+    """
     key = self.own_key(key)
     examples = _examples(x)
     sides = (math.prod(examples.shape[1:-1]), examples.shape[-1])

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+import scipy.sparse
 
 from dpjax import validate
 from dpjax.models import pooling
@@ -181,14 +182,21 @@ def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> n
   chosen = points[random.choice(len(points), words, replace=len(points) < words)]
   centres = chosen / np.linalg.norm(chosen, axis=1, keepdims=True)
   for _ in range(_ROUNDS):
-    sums = np.zeros_like(centres)
+    nearest = np.empty(len(points), np.int32)
+    weights = np.empty(len(points))
     for start in range(0, len(points), _ROWS):
-      part = points[start : start + _ROWS]
-      alike = part @ centres.T
-      nearest = alike.argmax(axis=1)
+      rows = slice(start, start + _ROWS)
+      alike = points[rows] @ centres.T
+      best = alike.argmax(axis=1)
+      nearest[rows] = best
       # A point counts as much as it is alike.
-      weights = np.take_along_axis(alike, nearest[:, None], axis=1)
-      np.add.at(sums, nearest, part * weights)
+      weights[rows] = np.take_along_axis(alike, best[:, None], axis=1)[:, 0]
+    # One entry a column, so a word's points are summed in their order: what `np.add.at` gives
+    # bit for bit, in a tenth of its time.
+    members = scipy.sparse.csc_array(
+      (weights, nearest, np.arange(len(points) + 1)), shape=(words, len(points))
+    )
+    sums = members @ points
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
     # A word that is nearest to no point stays.
     centres = np.where(norms > 0, sums / np.where(norms > 0, norms, 1), centres)

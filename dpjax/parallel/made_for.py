@@ -47,7 +47,9 @@ def compiling_for(target: Machine | None) -> Iterator[None]:
 
 
 def platform() -> str:
-  """Returns "cpu", "gpu" or "tpu": what the programs of this block are made for."""
+  """Returns "cpu", "gpu" or "tpu": the platform that programs are built for here.
+
+  Inside `compiling_for` it is the target's, otherwise that of this machine."""
   target = current()
   if target is not None:
     return target.chip.platform

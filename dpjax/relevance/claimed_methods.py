@@ -147,7 +147,7 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
     delta=0.0,
     neighboring_relation="add_or_remove_one",
     claimed_epsilon=job.epsilon,
-    failed_assumptions=adlm.FAILED,
+    failed_assumptions=adlm.FAILED + (() if job.adlm.loss_noise else adlm.NO_LOSS_NOISE),
     details={"mean_noise_scale": float(np.mean(scales)), "draw": "batch"},
   )
   limit = job.adlm.input_clip

@@ -62,7 +62,7 @@ def _responses(epsilon: float, num_classes: int) -> Callable:
 
 
 def keep_probability(epsilon: float, num_classes: int) -> float:
-  """Probability that a label survives.
+  """Probability e^eps / (e^eps + K - 1) that randomised response gives the true label.
 
   >>> round(keep_probability(2.0, 10), 4), round(keep_probability(1.0, 10), 4)
   (0.4509, 0.232)

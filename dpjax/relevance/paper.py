@@ -91,8 +91,8 @@ def features(
   with jax.enable_x64(True):
     unit = np.asarray(noise_lib.source.laplace(key, np.zeros(d), 1.0))
   at_least = feature_budget.default_floor(d) if how.floor is None else how.floor
-  # A feature without budget would get infinite noise. As a share that is the floor or
-  # everything.
+  # With an entropy floor of 0, noise may be infinite or NaN. The cut keeps it finite: the
+  # feature then gets the least share, or nearly all.
   noisy = np.nan_to_num(np.clip(relevance + unit * b, -1e12, 1e12))
   beta = feature_budget.floor_normalized(noisy, at_least)
   scales = how.reading.scales(beta, epsilon=epsilon, batch_size=batch_size)

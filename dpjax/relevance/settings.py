@@ -205,8 +205,12 @@ class AdLM:
   first_layer_sensitivity: float | None = None  # None: 2 (d / 4) 25, 9800 on MNIST
   hidden: int = 30  # units of the last hidden layer
   input_clip: float = 10.0  # of the noisy inputs
+  # False: the loss gets no noise, as in the authors' code for MNIST, which feeds the noise of its
+  # tests, of scale 0, to the training step.
+  loss_noise: bool = True
 
   def __post_init__(self) -> None:
+    validate.flag(**{"adlm.loss_noise": self.loss_noise})
     validate.integer_at_least(1, **{"adlm.hidden": self.hidden})
     validate.positive(**{"adlm.input_clip": self.input_clip})
     if self.first_layer_sensitivity is not None:

@@ -38,7 +38,7 @@ class Names:
   stars: set[str] = dataclasses.field(default_factory=set)  # of which all is imported
   files: set[str] = dataclasses.field(default_factory=set)  # names that end with .py
   maybe: set[str] = dataclasses.field(default_factory=set)  # what could name a module
-  # Names bound once, to a number, a string or a tuple of those.
+  # Names bound once, to a number, a string, bytes, None or a tuple of those.
   literals: dict[str, Any] = dataclasses.field(default_factory=dict)
   exported: list[str] = dataclasses.field(default_factory=list)  # strings of __all__
   # Names bound once, to a literal dict, list or set.

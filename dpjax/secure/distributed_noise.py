@@ -59,7 +59,8 @@ from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Chance, in one round, that a coordinate exceeds the size planned for the modulus.
+# Chance, in one round, that ANY coordinate exceeds its planned bound. The noise and the
+# rotated vector have this chance each.
 _CHANCE = 1e-6
 _rotate = jax.jit(rotate)
 _unrotate = jax.jit(unrotate, static_argnums=2)

@@ -73,7 +73,7 @@ class AwaitedLabels:
 
 
 def _class_of(label: Any, labels: Sequence[str]) -> int:
-  """Returns the class of a label: its name, or its number."""
+  """Returns the number of the class that a label gives by name or by number."""
   if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(labels):
     return label
   if isinstance(label, str) and label in labels:

@@ -286,7 +286,10 @@ class Windows:
   async def _released(
     self, window: OpenWindow, of: str, bins: Sequence[Bins]
   ) -> tuple[dict[str, Any], float] | None:
-    """Returns (counts, scale of their noise) of a closed window; None beyond the budget."""
+    """Returns (counts, scale of their noise) of a closed window; None beyond the budget.
+
+    Each call spends `drift_epsilon`. If it is None, counts are exact and the scale is 0.
+    """
     epsilon = self._settings.drift_epsilon
     if epsilon is None:
       return {name: counts.tolist() for name, counts in window.counts.items()}, 0.0

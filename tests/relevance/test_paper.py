@@ -177,6 +177,17 @@ def test_the_input_noise_of_adlm_is_that_of_its_code():
   np.testing.assert_allclose(scale, 9800 / 0.075 / 1800)
 
 
+def test_the_loss_noise_of_adlm_has_the_scale_of_its_code_or_is_none():
+  fields = {"num_classes": 10, "epsilon": 0.15, "batch_size": 1800}
+  drawn = adlm.loss_noise(jax.random.key(0), AdLM(hidden=400), **fields)
+  assert drawn.shape == (400, 10)
+  scale = 10 * (400 + 400**2 / 4) / 0.15 / 1800
+  # 4,000 absolute values of a Laplace law have a mean within 5 % of its scale, at 3 sigma.
+  assert float(np.abs(drawn).mean()) == pytest.approx(scale, rel=0.05)
+  none = adlm.loss_noise(jax.random.key(0), AdLM(loss_noise=False), **fields)
+  assert none.shape == (30, 10) and not np.any(none)
+
+
 def test_the_polynomial_is_the_sigmoid_cross_entropy_to_second_order():
   import jax.numpy as jnp
 

@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from dpjax import accounting, data, models, relevance, trees
-from dpjax.relevance import gradient_methods, train
-from dpjax.relevance.settings import Paper, Private, Rigorous, Training
+from dpjax.relevance import adlm, gradient_methods, train
+from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
 from dpjax.validate import UserError
 
 _TRAIN, _TEST = data.load("digits")
@@ -50,6 +50,21 @@ def test_what_is_not_proved_has_no_proved_epsilon(method):
   assert set(scores[0][1]) == {"accuracy", "loss"}
   assert outcome.num_steps == 8
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.params))
+
+
+@pytest.mark.parametrize("method", ["adlm", "ilm"])
+def test_a_loss_without_noise_is_named_and_learns_otherwise(method, monkeypatch):
+  drawn, draw = [], adlm.loss_noise
+  seen = lambda *args, **fields: drawn.append(draw(*args, **fields)) or drawn[-1]
+  monkeypatch.setattr(adlm, "loss_noise", seen)
+  with_noise = relevance.run(method, "paper", _job())
+  without = relevance.run(method, "paper", _job(adlm=AdLM(loss_noise=False)))
+  failed = [set(each.privacy.failed_assumptions) for each in (with_noise, without)]
+  assert [text.split(":")[0] for text in failed[1] - failed[0]] == ["AdLM-5"]
+  assert failed[0] < failed[1] and not np.any(drawn[1])
+  # The noise pulls each weight of the head its own way.
+  moved = np.asarray(with_noise.params["head"] - without.params["head"])
+  assert np.corrcoef(np.sign(drawn[0]).ravel(), moved.ravel())[0, 1] > 0.5
 
 
 def test_jobs_with_one_memo_train_model_1_once_and_change_nothing(monkeypatch):

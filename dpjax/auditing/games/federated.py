@@ -279,7 +279,9 @@ def _algorithm(
 ) -> Games:
   """Returns the games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`.
 
-  `map_clients`: None for all draws at once; else the first ones of them as users run it.
+  Args:
+    map_clients: makes the execution that users run. The first draws use it, and check the
+      draws that are made at once. None: all draws are made at once.
   """
   keeps_state = subject in _ROWS and _ROWS[subject].keeps_state
   kept: dict[str, Any] = {"num_clients": 4} if keeps_state else {}

@@ -50,7 +50,7 @@ def _accounted_multiplier(plan: Plan) -> float | None:
   if not plan.is_private:
     return None
   if plan.noise_shape.by_step:
-    # `agreement` checks its charges.
+    # Events differ by step, so none states this number. `charges.agreement` tests epsilon.
     return plan.noise_multiplier
   whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
   event = whole if plan.statistics is None else plan.sum_event(0)
@@ -145,7 +145,8 @@ def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
   normal = ((energy / total) ** (1 / 3) - (1 - 2 / (9 * total))) / math.sqrt(
     2 / (9 * total)
   )
-  # An effect at one step appears in every run, so the runs' sums must be normal, too.
+  # An effect at one step recurs in every run, so adding the runs makes it stand out.
+  # Without an effect, the scaled sums are standard normal.
   normal = normal.reshape(recorded.runs, -1).sum(axis=0) / math.sqrt(recorded.runs)
   if len(normal) < 16 or total < 16:
     return

@@ -331,9 +331,10 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 
 
 def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
-  """Returns the library's reader and writer of one step. Steps are listed and removed here
-  instead. `ocp.CheckpointManager` removes older ones before the newest would survive a loss
-  of power."""
+  """Returns Orbax's reader and writer of one step, and deletes unfinished saves.
+
+  This module deletes older steps itself. `ocp.CheckpointManager` would do so before the newest one
+  survives a loss of power."""
   # Orbax logs every save at INFO.
   logging.getLogger("absl").setLevel(logging.ERROR)
   # One failed write fails many tasks of Orbax. Each logs thirty lines through absl's

@@ -34,7 +34,7 @@ STEPS_ARE = (
   "steps_are"  # in result.json of a run that has a report: what its steps are called
 )
 _DIGEST_BYTES = 32
-# Keys of result.json that every run must know in advance.
+# Keys of result.json that a job of one phase must know before its first step.
 _PLANNED = ("task", "dataset", "method")
 
 

@@ -114,7 +114,7 @@ def _at_default(config: Any, paths: Iterable[str]) -> Any:
     leaf = next((leaf for leaf in fields.leaves(config) if leaf.path == path), None)
     if empty is not None:
       config = fields.replace(config, empty, None)
-    # Otherwise the field was removed with its value.
+    # A field without a leaf needs no reset: the reset of its section removed it.
     elif leaf is not None:
       config = fields.replace(config, path, leaf.default)
   return config

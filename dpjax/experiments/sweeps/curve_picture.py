@@ -318,7 +318,10 @@ def _dress(
 
 
 def _meaning(groups: Sequence[Row], relations: list[str], *, many: bool) -> str:
-  """Returns what the epsilons mean that the groups guarantee; "" where there are none."""
+  """Returns the note on what epsilon means: its kind, delta and neighbouring relation.
+
+  It is "" where no group states an epsilon.
+  """
   private = [group for group in groups if group.get("epsilon_kind") not in (None, "none")]
   if not private:
     return ""

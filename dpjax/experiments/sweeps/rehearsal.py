@@ -175,7 +175,10 @@ def _of_selection(
 
 
 def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
-  """Runs every training of the method for several steps; everything else as in the run."""
+  """Returns the guarantee and the estimated time of a run, by a rehearsal on zeros.
+
+  Each training takes only a few steps. Everything else runs in full.
+  """
   config = point.config
   began = time.monotonic()
   counted = []

@@ -1,4 +1,6 @@
-"""Sites whose gradient is a sum of outer products: dense, convolution, embedding.
+"""Parameter uses ("sites") whose gradient is a sum of outer products.
+
+These are dense layers, convolutions and embeddings. `jaxpr_sites` defines sites.
 
 For one example such a site's gradient, seen as N independent matrices [K, P], is
 left^T right with left [N, T, K] from the operand and right [N, T, P] from the cotangent:

@@ -52,7 +52,7 @@ _USUAL_REACH = 8.0
 _MOST_REACH = 32.0
 # Rows of a batch that are multiplied in one sum: of these, an example may reach 32 clip norms.
 _ROWS_OF_SUM = 40_000
-# Rows of a table that are added one after the other.
+# Rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
 _ROWS_OF_TABLE = 256
 
 
@@ -684,10 +684,10 @@ def _is_long(form: RowForm, dtype: Any, count: int) -> bool:
 
 
 def _table_sum(rows: RowFactors, size: int) -> jax.Array:
-  """Adds the rows of a batch to those of a table: [N, size, P].
+  """Returns a table [N, size, P] that holds, for each token, the sum of its rows.
 
-  Part by part: the rows of one token are added up first, then once to the table. What that rounding
-  leaves out is kept beside it (`ExactSum`).
+  The rows come in parts. In each part, the rows of one token are added up, and then added to the
+  table once. `ExactSum` keeps what rounding of the table leaves out.
   """
   count = rows.right.shape[1]
   parts = -(-count // _ROWS_OF_TABLE)

@@ -133,7 +133,8 @@ def _check_names(names: list[str], path: str) -> None:
       "must have parameters: arrays of floats", field="model.name", value=path
     )
   counts = collections.Counter(names)
-  # A key of a dictionary may hold the separator: "a/b" beside a dictionary "a" with a "b".
+  # A key may hold the separator. A leaf "a" beside a leaf "a/b" would be an array and a
+  # dictionary at once, so prefixes count, too.
   for name in names:
     parts = name.split(_SEPARATOR)
     counts.update(_SEPARATOR.join(parts[:end]) for end in range(1, len(parts)))

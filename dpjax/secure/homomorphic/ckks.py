@@ -307,7 +307,7 @@ class SlotEvaluator:
     return _dumps(cipher)
 
   def level(self, cipher: Ciphertext) -> int:
-    """Returns how many products in a row remain."""
+    """Returns the level of a ciphertext: how many successive products it still allows."""
     return self._coder.context.get_context_data(cipher.parms_id()).chain_index()
 
   @_one_line()

@@ -417,7 +417,7 @@ def _started(
   process.start()
   theirs.close()
   stack.callback(ours.close)
-  # By then the process has reported everything.
+  # When the stack closes, all outcomes have been read, or an error has ended the run.
   stack.callback(_ended, process)
   return ours
 

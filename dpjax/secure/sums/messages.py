@@ -1,8 +1,8 @@
 """Messages between the parties of a secure sum: bytes of one layout, validated when read.
 
-A message is a header (what it is, session, sender) and records, each an id and as many bytes
-as the kind of message has. Ids ascend, so none is there twice; sizes are checked before
-anything is looked at. Whatever is not exactly as it should be is one `UserError`.
+A message is a header and records. The header states the kind, session, sender, number of records
+and bytes of each. A record is an id and bytes, equally many in all records. Ids ascend, so none
+occurs twice. `read` checks all sizes before it reads a record. Any fault is a `UserError`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def plaintext() -> KeyPair:
 
 
 class _Ckks:
-  """The public half: its context was serialised without the secret key."""
+  """Operations on CKKS vectors with the public key. The context holds no secret key."""
 
   def __init__(self, library: Any, context: bytes, slots: int):
     self._library = library

@@ -270,7 +270,10 @@ def _by_division(
 def measured(
   config: AttackConfig, attacked: Victims, state: Mapping[str, Any]
 ) -> MeasuredAttack:
-  """Counts successes by every criterion, labels, and the leakage scores defined here."""
+  """Returns the results of an attack, and a function that writes its picture.
+
+  They hold successes by each measured criterion, correct labels and leakage scores.
+  """
   truth = np.concatenate([np.asarray(truth_of.x) for truth_of in attacked.truths])
   recovered = np.asarray(state["found"]).reshape(truth.shape)
   span = 2.0 if config.federate.data.center else 1.0

@@ -270,7 +270,7 @@ class _SearchInversion(_Inversion):
 
 @dataclasses.dataclass(frozen=True)
 class DlgInversion(_SearchInversion):
-  """`attacks.Dlg`."""
+  """Settings of `attacks.Dlg`, which matches messages by L-BFGS."""
 
   line_search: Annotated[
     bool, "false: L-BFGS steps of a fixed length, which fail on tanh networks"

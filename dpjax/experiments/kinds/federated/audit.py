@@ -95,7 +95,7 @@ def of_model(audited: Audited | None, params: Any) -> Params:
 
 
 def check(config: FedConfig) -> None:
-  """Raises UserError for a run that cannot be audited, as far as data are not needed.
+  """Raises UserError if the config alone shows that the run cannot be audited.
 
   Args:
     config: config with the audit's settings `resolved`.

@@ -14,7 +14,7 @@ _ANY_BATCH = 1024
 
 
 def local_batch(config: FedConfig, num_examples: int) -> None:
-  """Raises UserError for a client's batch that is padded to more examples than exist."""
+  """Raises UserError for a client's batch above both 1024 and the number of examples."""
   size = config.local.batch_size
   most = max(num_examples, _ANY_BATCH)
   if size is not None and size > most:
