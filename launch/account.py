@@ -60,6 +60,10 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # beside the proofs the central limit, which may be too small
   python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
 
+  # what finished runs on the same data cost together, less than the sum of their epsilons; a folder
+  # of a sweep stands for all of its runs
+  python -m launch.account --runs=runs/first,runs/second
+
   # published formulas beside the truth: where they guarantee too much, where too little
   python -m launch.account --compare_documents --out=/tmp/documents
 
@@ -171,6 +175,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     "float", "prior", None, "chance of membership for --bayes_risk, or to print a risk at"
   )
   flag("bool", "statement", False, "print the guarantee in words")
+  folders = "instead: folders of finished runs, whose cost together is printed"
+  flag("list", "runs", None, folders)
   printed = "instead: formulas that tutorials print, beside PLD and RDP at --delta"
   flag("bool", "compare_documents", False, printed)
   folder = "with --compare_documents: directory for documents.csv and .png"
@@ -549,6 +555,31 @@ def _check_out(name: str, values: Any) -> None:
     validate.folder(**{name: values[name].value})
 
 
+def show_runs(values: Any) -> None:
+  """Prints what finished runs cost together: each run, then all of them, then in words."""
+  given = [
+    name
+    for name in (*_QUESTION_FLAGS, "out", "compare_documents")
+    if values[name].present and name != "statement"
+  ]
+  if given:
+    raise UserError("does not go with --runs, whose folders say everything", field=given[0])
+  # Imported here: few calls ask about finished runs.
+  from dpjax.experiments.checks import several_runs
+
+  runs = several_runs.read(values.runs)
+  total = several_runs.together(
+    runs, delta=values.delta if values["delta"].present else None
+  )
+  up = lambda value: accounting.upper(value, digits=4)
+  rows = [(run.name, up(run.epsilon), up(run.delta)) for run in runs]
+  rows += [("sum", up(total.sum_epsilon), up(total.sum_delta))]
+  rows += [(f"together ({total.accountant or 'sum'})", up(total.epsilon), up(total.delta))]
+  width = max(len(name) for name, _, _ in rows)
+  print("\n".join(f"{name:<{width}}  {eps:>9}  {delta}" for name, eps, delta in rows))
+  print(f"\n{several_runs.statement(runs, total)}")
+
+
 def _check_companions(values: Any) -> None:
   """Raises UserError for a flag whose companion is missing."""
   if values.out is not None:
@@ -589,8 +620,15 @@ def _write_trade_offs(
 def main() -> None:
   """Answers the command line."""
   values = flags.FLAGS
+  if values.runs is not None:
+    return show_runs(values)
   if values.compare_documents:
     return compare_documents(values)
+  return answer_questions(values)
+
+
+def answer_questions(values: Any) -> None:
+  """Prints what is asked for of runs that are described by flags."""
   _check_companions(values)
   if values.sampler in solve.BOUNDED:
     _check_counts(values)

@@ -59,6 +59,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     test_page.HEAD,  # which computes it
     "| column or row | flags |",
     "| you do | what happens |",
+    "| in the runs | what happens |",
     "| command above | simulated (at 99 %) | proved | unamplified |",  # which a test of it computes
   ),
   "docs/serve.md": (

@@ -19,12 +19,11 @@ required results, and the guarantee that remains.
 [1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`; [3] with
 rngs= for nnx, key= for Equinox, and input_shape= where it takes that (`dpjax.models.libraries`).
 
-What a guarantee rests on stays dpjax's own: one example at a time reaches a loss; an optimizer
-sees nothing but the noisy mean; a client's message is clipped whatever it holds. The event of
-a sampler that is none of dpjax's is its author's claim, and `epsilon_kind` says "claimed";
-without an event there is no epsilon. An aggregator, or a whole federated algorithm, of one's
-own is proved by nobody, so it is refused with privacy. A layer that mixes examples is found by
-`launch.check`.
+What a guarantee rests on stays dpjax's own: one example at a time reaches a loss; an optimizer sees
+nothing but the noisy mean; a client's message is clipped whatever it holds. The event of a sampler
+that is none of dpjax's is its author's claim, and `epsilon_kind` says "claimed"; without an event
+there is no epsilon. An aggregator, or a whole federated algorithm, of one's own is proved by
+nobody, so it is refused with privacy. A layer that mixes examples is found by `launch.check`.
 
 The code at a path, all files of the user that it reaches, dpjax itself and the versions of JAX
 and of other packages are part of the digest that decides every stream (`dpjax.run_code` says

@@ -160,7 +160,10 @@ class Guarantee:
       return facts | {"epsilon_of_this_run": self.accounted(ledger)}
     # Of the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
-    return facts | ({"epsilon": self.accounted(ledger)} if proved else {})
+    # The ledger's epsilon is at this delta, where aborts take a part of the whole.
+    left = self.accounted_delta
+    aside = {} if left in (None, self.delta) else {"accounted_delta": left}
+    return facts | aside | ({"epsilon": self.accounted(ledger)} if proved else {})
 
   def warn(self) -> None:
     """Warns where delta is not smaller than 1 / number of records."""

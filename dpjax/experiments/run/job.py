@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 Scores = dict[str, float]
 Result = dict[str, Any]
-STEPS_ARE = (
-  "steps_are"  # in result.json of a run that has a report: what its steps are called
-)
+# Key of result.json of a run that has a report: what its steps are called.
+STEPS_ARE = "steps_are"
 _DIGEST_BYTES = 32
 # Keys of result.json that a job of one phase must know before its first step.
 _PLANNED = ("task", "dataset", "method")
@@ -50,9 +49,8 @@ class Phase(NamedTuple):
   evaluate: Callable[[Any], Scores] | None
   # (folder, the last state): writes files beside params.npz
   write: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
-  guarantee: Guarantee | None = (
-    None  # the event of each step; None: it is accounted elsewhere
-  )
+  # The event of each step; None: it is accounted elsewhere.
+  guarantee: Guarantee | None = None
   row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
   observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}  # more of a row
   enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early

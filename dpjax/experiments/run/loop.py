@@ -4,10 +4,9 @@ A kind of run is `build(config) -> Job`. All else is here, once: resume, ledger,
 signals, lock, progress, metrics, checkpoints, release keys, a full disk, several processes.
 
 Order of things, so that nothing is lost or spent twice: keys and data are remembered before
-anything is computed with them; metrics of step k are written before the checkpoint of step k;
-the checkpoint holds the ledger of the k steps that it contains; a resumed run repeats later
-steps with the same batches and the same noise, so it releases what the interrupted one would
-have released.
+anything is computed with them; metrics of step k are written before the checkpoint of step k; the
+checkpoint holds the ledger of the k steps that it contains; a resumed run repeats later steps with
+the same batches and the same noise, so it releases what the interrupted one would have released.
 
 On several processes (`dpjax.parallel`) all make the same calls: process 0 alone
 evaluates and holds the files.

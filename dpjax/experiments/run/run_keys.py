@@ -7,13 +7,12 @@ the cost of both together is the sum of their costs only if they sample independ
 data: the difference of two runs with the same noise on data sets that are one record apart IS
 what that record did.
 
-What may be seen. The digest of the data, and whatever follows from it without noise, would
-confirm a guess of the data. So it leaves this process in checkpoints alone, which hold the
-noise key too and are as secret as the data; the initial parameters depend on the seed alone;
-and a ledger names a key by the config, not by the key (`ledger_name`). A run whose seed is
-known can be repeated by anyone who guesses its data, and compared bit for bit: that is what
-reproducible means. What is to be published is trained in release mode, whose keys depend on
-nothing at all (`fresh`).
+What may be seen. The digest of the data, and whatever follows from it without noise, would confirm
+a guess of the data. So it leaves this process in checkpoints alone, which hold the noise key too
+and are as secret as the data; the initial parameters depend on the seed alone; and a ledger names a
+key by the config, not by the key (`ledger_name`). A run whose seed is known can be repeated by
+anyone who guesses its data, and compared bit for bit: that is what reproducible means. What is to
+be published is trained in release mode, whose keys depend on nothing at all (`fresh`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import hashlib
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ PARAMS = "params.npz"
 # Key of result.json: digests of the files beside it.
 FILES = "files_sha256"
 # Key of result.json and of the run's memory.
-_SEAL = "run_sha256"
+SEAL = "run_sha256"
 # Key of the run's memory: the digest of its other entries.
 _SELF = "sha256"
 # Files written before the result, or after it, or redrawn.
@@ -169,12 +169,12 @@ def _remember(workdir: pathlib.Path, meta: dict[str, Any]) -> None:
 # --- result
 
 
-def _seal(config: Config, result: Mapping[str, Any]) -> str:
-  """Returns a digest of config and result, from public values only."""
-  unsealed = {name: value for name, value in result.items() if name != _SEAL}
-  held = fields.to_dict(config)
-  for name in _where(config):
-    held.pop(name)
+def sealed(
+  config: Mapping[str, Any], where: Iterable[str], result: Mapping[str, Any]
+) -> str:
+  """Returns a digest of a config without its fields `where`, and of a result; public values."""
+  unsealed = {name: value for name, value in result.items() if name != SEAL}
+  held = {name: value for name, value in config.items() if name not in where}
   content = config_names.canonical(writers.plain([held, unsealed]))
   return hashlib.sha256(f"dpjax result {json.dumps(content)}".encode()).hexdigest()
 
@@ -183,13 +183,13 @@ def write_result(
   workdir: pathlib.Path, config: Config, result: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Writes result.json, bound to its run (see `finished`); returns its content."""
-  sealed = {**result, _SEAL: _seal(config, result)}
+  seal = sealed(fields.to_dict(config), _where(config), result)
   # First, so that a kill between the two leaves no contradiction.
   if _memory(workdir).exists():
     held = remembered(workdir) or {}
-    _remember(workdir, {**held, _SEAL: sealed[_SEAL]})
-  writers.write_result(workdir, sealed)
-  return sealed
+    _remember(workdir, {**held, SEAL: seal})
+  writers.write_result(workdir, {**result, SEAL: seal})
+  return {**result, SEAL: seal}
 
 
 def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
@@ -208,9 +208,9 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   if not path.exists():
     return None
   result = writers.read_json(path)
-  seals = {result.get(_SEAL) if isinstance(result, dict) else None}
-  seals |= {(remembered(workdir) or {}).get(_SEAL)} if _memory(workdir).exists() else set()
-  if None in seals or seals != {_seal(config, result)}:
+  seals = {result.get(SEAL) if isinstance(result, dict) else None}
+  seals |= {(remembered(workdir) or {}).get(SEAL)} if _memory(workdir).exists() else set()
+  if None in seals or seals != {sealed(fields.to_dict(config), _where(config), result)}:
     raise UserError(
       f"its {path.name} is not the result of this run; take it away, or choose "
       "another directory, nothing was changed",

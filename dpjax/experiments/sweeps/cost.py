@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from dpjax.accounting import upper
@@ -68,10 +69,15 @@ def population(config: Any) -> str:
 
   Where two descriptions are equal, so are the units that are hidden.
   """
-  held = {name: getattr(config.data, name) for name in ("name", "data_dir", "limit")}
-  part = getattr(config, "partition", None)
-  if part is not None:
-    partition = fields.to_dict(config)["partition"]
+  return population_of(fields.to_dict(config))
+
+
+def population_of(held_fields: Mapping[str, Any]) -> str:
+  """Returns `population` of a config of these fields, such as those of a config.json."""
+  data = held_fields.get("data") or {}
+  held = {name: data.get(name) for name in ("name", "data_dir", "limit")}
+  partition = held_fields.get("partition")
+  if partition is not None:
     # Clients that the data determine are the same users, even if some data are left out.
     users = (partition["name"], partition.get("client_id"))
     natural = partition["name"] in NATURAL

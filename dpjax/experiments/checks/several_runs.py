@@ -1,0 +1,374 @@
+"""The cost of several finished runs together, from their folders alone.
+
+A sum of epsilons overstates what runs on the same records cost. Their privacy losses compose to
+less. The ledger in result.json has the event of every step that ran, so the losses are known. A run
+whose epsilon does not follow from its ledger is added as it is stated: basic composition (Dwork and
+Roth 2014, theorem 3.16). The result is also the cost of choosing the best of the runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import dp_accounting as dpa
+
+from dpjax import accounting, validate
+from dpjax.accounting import overflow
+from dpjax.accounting.supported import accountable
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import guarantee, workdir, writers
+from dpjax.experiments.sweeps import cost
+from dpjax.validate import UserError
+
+# Relative difference of two epsilons of one ledger: by other versions of NumPy, or SciPy.
+_ROUNDING = 1e-6
+_TOLD = 3  # folders in an error line
+# Fields that a kind of run leaves out of its digest.
+_WHERE = ((), TrainConfig.where, FedConfig.where)
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+  """What a finished run guarantees, and by which privacy loss.
+
+  Args:
+    name: of its folder.
+    epsilon, delta: as its result states them.
+    epsilon_kind: "proved" or "claimed".
+    relation, unit: neighbouring relation, and whose data are one record.
+    population: text of the data and of how they form records; see `sweeps.cost.population`.
+    failed_assumptions: of a claim.
+    event: all steps that ran. None: its epsilon does not follow from its ledger.
+    abort_prob: at most so likely is an abort of it, on a batch above the capacity.
+    full_prob: at most so likely do the other records fill a batch up to the capacity.
+    noise_keys: fingerprints of its noise keys.
+  """
+
+  name: str
+  epsilon: float
+  delta: float
+  epsilon_kind: str = "proved"
+  relation: str = "add_or_remove_one"
+  unit: str = "example"
+  population: str = ""
+  failed_assumptions: tuple[str, ...] = ()
+  event: dpa.DpEvent | None = None
+  abort_prob: float = 0.0
+  full_prob: float = 0.0
+  noise_keys: frozenset[str] = frozenset()
+
+
+class Together(NamedTuple):
+  """The guarantee of several runs: (epsilon, delta) for all that they released.
+
+  `sum_epsilon` at `sum_delta` is that of basic composition. `accountant` is "" where no ledger
+  was used, and `added` names the runs that were added as they are stated.
+  """
+
+  epsilon: float
+  delta: float
+  sum_epsilon: float
+  sum_delta: float
+  epsilon_kind: str
+  relation: str
+  unit: str
+  accountant: str
+  added: tuple[str, ...]
+  failed_assumptions: tuple[str, ...]
+
+
+def together(runs: Sequence[FinishedRun], *, delta: float | None = None) -> Together:
+  """Returns the guarantee of everything that several runs released.
+
+  Guarantee: a record that is in the data of each of them has (epsilon, delta) for all releases
+  together, if no run's config was decided by what another one released, and no two runs share
+  noise. The runs may overlap in time: privacy losses of fixed mechanisms compose concurrently
+  (Vadhan and Zhang 2023, arXiv:2207.08335). Where a release did decide a later config, quote
+  `sum_epsilon`: basic composition holds for epsilons that are chosen on the way (Rogers et al.
+  2016, arXiv:1605.08294).
+
+  Args:
+    delta: of the whole. None: the largest delta of the composed runs, plus those of the added
+      ones; where aborts cost more than that, the sum of all.
+
+  Raises:
+    UserError: no run; runs that share a noise key, promise nothing, or hide different things; a
+      delta that the added runs or aborts use up.
+
+  >>> loss = lambda multiplier: accounting.composed(accounting.gaussian_event(multiplier), 1)
+  >>> one = FinishedRun("a", 1.9931, 1e-5, event=loss(2.0), noise_keys=frozenset({"a"}))
+  >>> both = together([one, dataclasses.replace(one, name="b", noise_keys=frozenset({"b"}))])
+  >>> round(both.epsilon, 2), round(both.sum_epsilon, 2), both.sum_delta
+  (2.93, 3.99, 2e-05)
+  """
+  _check(runs)
+  if delta is not None:
+    validate.open_unit(delta=delta)
+  epsilon, whole, accountant = _epsilon(runs, delta)
+  kinds = {run.epsilon_kind for run in runs}
+  return Together(
+    epsilon=epsilon,
+    delta=whole,
+    sum_epsilon=math.fsum(run.epsilon for run in runs),
+    sum_delta=math.fsum(run.delta for run in runs),
+    epsilon_kind="claimed" if "claimed" in kinds else "proved",
+    relation=runs[0].relation,
+    unit=runs[0].unit,
+    accountant=accountant,
+    added=tuple(run.name for run in runs if run.event is None or not accountant),
+    failed_assumptions=tuple(
+      dict.fromkeys(text for run in runs for text in run.failed_assumptions)
+    ),
+  )
+
+
+def read(folders: Iterable[str]) -> list[FinishedRun]:
+  """Reads finished runs of any kind from their folders.
+
+  Args:
+    folders: of runs, or of sweeps, whose finished runs all count.
+
+  Raises:
+    UserError: one line: no such folder, no finished run in it, a folder named twice, a result
+      without an epsilon or that is not that of its config.json, or a ledger that was edited.
+  """
+  paths: dict[pathlib.Path, str] = {}
+  for folder in folders:
+    for path in _runs_in(folder):
+      where = path.resolve()
+      if where in paths:
+        raise UserError("is named twice", field="runs", value=str(path))
+      paths[where] = str(path)
+  return [_read(pathlib.Path(path)) for path in paths.values()]
+
+
+def _runs_in(folder: str) -> list[pathlib.Path]:
+  path = pathlib.Path(folder)
+  if not path.is_dir():
+    raise UserError(
+      "must be folders of finished runs; there is none", field="runs", value=folder
+    )
+  if (path / writers.RESULT).exists():
+    return [path]
+  points = sorted((path / "points").glob(f"*/{writers.RESULT}"))
+  if not points:
+    raise UserError(
+      f"holds no finished run: there is no {writers.RESULT}, nor one in points/",
+      field="runs",
+      value=folder,
+    )
+  return [point.parent for point in points]
+
+
+def _read(path: pathlib.Path) -> FinishedRun:
+  result = writers.read_json(path / writers.RESULT)
+  config = writers.read_json(path / workdir.CONFIG)
+  if not isinstance(result, dict) or not isinstance(config, dict):
+    raise _odd(path, "is no folder of a run")
+  seals = {workdir.sealed(config, where, result) for where in _WHERE}
+  if result.get(workdir.SEAL) not in seals:
+    raise _odd(path, f"its {writers.RESULT} is not the result of its {workdir.CONFIG}")
+  kind = result.get("epsilon_kind")
+  if kind not in ("proved", "claimed"):
+    raise _odd(path, f"has no epsilon for what it ran (epsilon_kind={kind!r:.20})")
+  failed = result.get("failed_assumptions") or ()
+  stated = FinishedRun(
+    name=str(path),
+    epsilon=_number(path, result, "epsilon"),
+    delta=_number(path, result, "delta"),
+    epsilon_kind=kind,
+    relation=str(result.get("neighboring_relation")),
+    unit=str(result.get("unit")),
+    population=cost.population_of(config),
+    failed_assumptions=tuple(map(str, failed)),
+  )
+  return _with_ledger(path, stated, result)
+
+
+def _number(path: pathlib.Path, result: Mapping[str, Any], name: str) -> float:
+  value = result.get(name)
+  is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+  if not is_number or not 0 <= value < math.inf:
+    raise _odd(path, f"has {name}={value!r:.40}, which must be finite and >= 0")
+  return float(value)
+
+
+def _with_ledger(
+  path: pathlib.Path, stated: FinishedRun, result: Mapping[str, Any]
+) -> FinishedRun:
+  """Adds the privacy loss of the steps that ran, where the stated epsilon follows from it."""
+  held = result.get("ledger")
+  if not isinstance(held, dict) or not stated.delta:
+    return stated
+  try:
+    ledger = accounting.Ledger.from_json(held)
+  except UserError as error:
+    raise _odd(path, f"its ledger cannot be read ({error!s:.80})") from error
+  left = result.get("accounted_delta", stated.delta)
+  left = _number(path, {"accounted_delta": left}, "accounted_delta")
+  by = result.get("accountant")
+  keys = frozenset(charge.noise_key_id for charge in ledger.charges)
+  known = dataclasses.replace(stated, noise_keys=keys)
+  if by not in accounting.ACCOUNTANTS or not 0 < left <= stated.delta:
+    return known
+  ran = ledger.epsilon(left, neighboring_relation=stated.relation, accountant=by)
+  if not math.isclose(ran, stated.epsilon, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+    return known
+  # Set aside for aborts, which cost (1 + e^epsilon) of their chance; see `accounting.overflow`.
+  abort_prob = (stated.delta - left) / (1 + math.exp(min(stated.epsilon, 700.0)))
+  event = ledger.event()
+  return dataclasses.replace(
+    known, event=event, abort_prob=abort_prob, full_prob=_full_prob(event, abort_prob)
+  )
+
+
+def _full_prob(event: dpa.DpEvent, abort_prob: float) -> float:
+  """Returns a bound on the chance that the others fill a batch; 1 where none is known.
+
+  A full batch aborts where one more record is in it, which it is with the sampling probability q,
+  and independently. So the chance is at most abort_prob / q.
+  """
+  if not abort_prob:
+    return 0.0
+  parts = accounting.parts(event)
+  sampled = [part for part in parts if not isinstance(part, dpa.GaussianDpEvent)]
+  if (
+    not all(isinstance(part, dpa.PoissonSampledDpEvent) for part in sampled) or not sampled
+  ):
+    return 1.0
+  return min(1.0, abort_prob / min(part.sampling_probability for part in sampled))
+
+
+def _check(runs: Sequence[FinishedRun]) -> None:
+  """Raises UserError for runs that have no common guarantee."""
+  if not runs:
+    raise UserError("must name at least one finished run", field="runs", value=[])
+  for what, of in (("neighbouring relations", "relation"), ("units", "unit")):
+    held = {getattr(run, of): run.name for run in runs}
+    if len(held) > 1:
+      shown = ", ".join(f"{name!r} of {at}" for name, at in sorted(held.items())[:_TOLD])
+      raise UserError(f"have different {what}, so no common epsilon: {shown}", field="runs")
+  if runs[0].unit == "user" and len({run.population for run in runs}) > 1:
+    raise UserError(
+      "deal records to users differently, so one run's user is not another's: no common epsilon",
+      field="runs",
+    )
+  owners: dict[str, str] = {}
+  for run in runs:
+    for key in run.noise_keys:
+      if key in owners:
+        raise UserError(
+          f"{owners[key]} and {run.name} drew their noise from the same key: the difference of "
+          "what they released may hold no noise, and nothing is proved of both",
+          field="runs",
+        )
+      owners[key] = run.name
+
+
+def _epsilon(runs: Sequence[FinishedRun], delta: float | None) -> tuple[float, float, str]:
+  """Returns (epsilon, delta, accountant), the last "" for the sum of what is stated."""
+  accountant = _accountant(runs)
+  composed = [run for run in runs if run.event is not None and accountant]
+  stated = [run for run in runs if run.event is None]
+  spent = math.fsum(run.delta for run in stated)
+  everything = math.fsum(run.delta for run in runs)
+  largest = max((run.delta for run in composed), default=0.0)
+  # With little noise aborts may need more than the largest delta.
+  wholes = [delta] if delta is not None else [spent + largest, everything]
+  for whole in wholes if composed else ():
+    epsilon = _composed_epsilon(composed, whole - spent, accountant)
+    if epsilon is not None:
+      return epsilon + math.fsum(run.epsilon for run in stated), whole, accountant
+  whole = everything if delta is None else delta
+  if whole < everything:
+    raise UserError(
+      "is too small for what is added as stated, or for aborts on large batches; the sum of the "
+      f"runs' own is {everything:.6g}",
+      field="delta",
+      value=whole,
+    )
+  return math.fsum(run.epsilon for run in runs), whole, ""
+
+
+def _accountant(runs: Sequence[FinishedRun]) -> str:
+  """Returns the tightest accountant that knows the steps of all ledgers together; "" if none."""
+  events = [run.event for run in runs if run.event is not None]
+  for accountant in accounting.ACCOUNTANTS if events else ():
+    try:
+      accountable(dpa.ComposedDpEvent(events), runs[0].relation, accountant)
+    except UserError:
+      continue
+    return accountant
+  return ""
+
+
+def _composed_epsilon(
+  runs: Sequence[FinishedRun], delta: float, accountant: str
+) -> float | None:
+  """Returns epsilon at `delta`, what aborts cost in it included; None where they cost too much."""
+  event = dpa.ComposedDpEvent([run.event for run in runs])
+
+  def at(left: float) -> float:
+    return accounting.epsilon(
+      event, delta=left, neighboring_relation=runs[0].relation, accountant=accountant
+    )
+
+  if delta <= 0:
+    return None
+  asides = _asides(runs, at, delta)
+  return min((at(delta - aside) for aside in asides if aside < delta), default=None)
+
+
+def _asides(
+  runs: Sequence[FinishedRun], at: Callable[[float], float], delta: float
+) -> Iterator[float]:
+  """Yields parts of delta, each of which is enough for all aborts."""
+  aborts = math.fsum(run.abort_prob for run in runs)
+  if not aborts:
+    yield 0.0
+    return
+  # An abort costs more the larger the epsilon is, so what single runs set aside does not add up.
+  ladder = overflow.set_aside(
+    at,
+    delta=delta,
+    log_abort_prob=math.log(aborts),
+    least=overflow.OVERFLOW_SHARE * delta,
+  )
+  if ladder is not None:
+    yield ladder
+  # Where the others alone fill no batch, no run with or without the record aborts. Whether they do
+  # does not depend on the record, so their chance is added to delta once, at any epsilon.
+  yield math.fsum(run.full_prob for run in runs)
+
+
+def _odd(path: pathlib.Path, reason: str) -> UserError:
+  return UserError(f"{path}: {reason}", field="runs")
+
+
+def statement(runs: Sequence[FinishedRun], total: Together) -> str:
+  """Says in words what holds for all of them, and when."""
+  failed = guarantee.named(total.failed_assumptions)
+  parts = [
+    f"All {len(runs)} runs together are (epsilon = {accounting.upper(total.epsilon)}, delta = "
+    f"{accounting.upper(total.delta)})-private ({total.epsilon_kind}, {total.relation}, per "
+    f"{total.unit}), if no run's config was decided by what another one released.",
+    f"If one was, quote the sum: epsilon = {accounting.upper(total.sum_epsilon)}, delta = "
+    f"{accounting.upper(total.sum_delta)}.",
+  ]
+  if failed:
+    parts.append(f"Nothing is proved; fails or is assumed: {failed}.")
+  if len({run.population for run in runs}) > 1:
+    parts.append(
+      "They read different data, which may overlap: this is the bound for somebody with one "
+      "record in each."
+    )
+  if total.added and total.accountant:
+    shown = ", ".join(total.added[:_TOLD]) + (", ..." if len(total.added) > _TOLD else "")
+    parts.append(f"Added as stated, without their ledgers: {shown}.")
+  parts.append("Runs that did not finish, or are not named, are not in it.")
+  return " ".join(parts)

@@ -1,0 +1,320 @@
+"""What finished runs cost together: against closed forms, exact aborts, and edited folders."""
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+
+import dp_accounting as dpa
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from dpjax import accounting
+from dpjax.experiments.checks import several_runs
+from dpjax.experiments.checks.several_runs import FinishedRun
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.experiments.run import guarantee, loop, workdir, writers
+from dpjax.plan import Plan
+from dpjax.sampling import PoissonSampler
+from dpjax.validate import UserError
+
+_DELTA = 1e-5
+
+
+def _gaussian(name, multiplier, **fields):
+  event = accounting.composed(accounting.gaussian_event(multiplier), 1)
+  return FinishedRun(
+    name, accounting.epsilon(event, delta=_DELTA), _DELTA, event=event, **fields
+  )
+
+
+def _poisson(name, steps, **fields):
+  step = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(1.0))
+  event = accounting.composed(step, steps)
+  return FinishedRun(
+    name, accounting.epsilon(event, delta=_DELTA), _DELTA, event=event, **fields
+  )
+
+
+@pytest.mark.parametrize("multipliers", [(2.0,), (2.0, 2.0), (1.0, 3.0, 5.0)])
+def test_gaussian_runs_cost_what_one_with_their_joint_noise_costs(multipliers):
+  runs = [_gaussian(str(i), multiplier) for i, multiplier in enumerate(multipliers)]
+  total = several_runs.together(runs)
+  joint = 1 / math.sqrt(sum(multiplier**-2 for multiplier in multipliers))
+  exact = accounting.epsilon(dpa.GaussianDpEvent(joint), delta=_DELTA)
+  assert exact - 1e-6 <= total.epsilon <= exact * 1.002
+  assert total.delta == _DELTA and total.accountant == "pld" and total.added == ()
+  assert math.isclose(total.sum_epsilon, sum(run.epsilon for run in runs))
+  assert total.epsilon <= total.sum_epsilon
+
+
+def test_order_does_not_matter_and_one_more_run_never_costs_less():
+  runs = [_poisson("a", 50), _poisson("b", 200), _gaussian("c", 4.0)]
+  totals = [several_runs.together(order) for order in itertools.permutations(runs)]
+  assert len({round(total.epsilon, 6) for total in totals}) == 1
+  grown = [several_runs.together(runs[:count]).epsilon for count in (1, 2, 3)]
+  assert grown == sorted(grown) and grown[0] < grown[2]
+  assert several_runs.together(runs, delta=1e-6).epsilon > totals[0].epsilon
+
+
+def test_a_run_without_a_ledger_is_added_as_it_is_stated():
+  known = _poisson("a", 50)
+  stated = FinishedRun("b", 1.5, 1e-6)
+  total = several_runs.together([known, stated])
+  assert total.added == ("b",) and total.accountant == "pld"
+  assert math.isclose(total.epsilon, several_runs.together([known]).epsilon + 1.5)
+  assert math.isclose(total.delta, 1.1e-5)
+  alone = several_runs.together([stated, dataclasses.replace(stated, name="c")])
+  assert (alone.epsilon, alone.delta, alone.accountant) == (3.0, 2e-6, "")
+  with pytest.raises(UserError, match="delta=1e-06: is too small"):
+    several_runs.together([known, stated], delta=1e-6)
+
+
+def test_events_that_no_accountant_knows_together_are_summed():
+  sampled = accounting.composed(
+    dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(4.0)), 5
+  )
+  fixed = FinishedRun("a", 1.0, _DELTA, relation="replace_one", event=sampled)
+  poisson = dataclasses.replace(_poisson("b", 5), relation="replace_one")
+  total = several_runs.together([fixed, poisson])
+  assert total.accountant in ("pld", "rdp", "")
+  # Whatever is known, it is no more than twice the sum and never below one of them.
+  assert max(fixed.epsilon, poisson.epsilon) * 0.5 < total.epsilon
+
+
+@pytest.mark.parametrize(
+  ("changes", "word"),
+  [
+    ({"relation": "replace_one"}, "different neighbouring relations"),
+    ({"unit": "user"}, "different units"),
+    ({"noise_keys": frozenset({"k"})}, "same key"),
+  ],
+)
+def test_runs_without_a_common_guarantee_are_one_line(changes, word):
+  one = _gaussian("a", 2.0, noise_keys=frozenset({"k", "m"}))
+  other = dataclasses.replace(one, name="b", noise_keys=frozenset({"n"}))
+  several_runs.together([one, other])
+  with pytest.raises(UserError, match=word) as caught:
+    several_runs.together([one, dataclasses.replace(other, **changes)])
+  assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 300
+
+
+def test_users_that_are_dealt_otherwise_have_no_common_epsilon():
+  users = [_gaussian(name, 2.0, unit="user", population=name) for name in "ab"]
+  with pytest.raises(UserError, match="deal records to users differently"):
+    several_runs.together(users)
+  with pytest.raises(UserError, match="at least one finished run"):
+    several_runs.together([])
+
+
+# --- aborts
+
+
+def _divergences(others, capacity, prob, noise, epsilon):
+  """Exact hockey-sticks of one step with and without a record, and the chance of a full batch.
+
+  The worst case: what the other records add tells how many of them were taken. Given their
+  number, with the record in the data (prob of it being taken) or not, the step releases a noisy 0
+  or 1, or aborts above the capacity.
+  """
+  taken = stats.binom(others, prob)
+  rate = math.exp(epsilon)
+  without = lambda x: stats.norm.pdf(x, 0, noise)
+  with_it = lambda x: (1 - prob) * without(x) + prob * stats.norm.pdf(x, 1, noise)
+
+  def stick(first, second):
+    above = lambda x: max(first(x) - rate * second(x), 0.0)
+    return integrate.quad(above, -12 * noise, 12 * noise, limit=400, points=[0.0, 1.0])[0]
+
+  # A record that is taken beside a full batch aborts, and otherwise leaves no trace.
+  at_capacity = (prob + max(1 - prob - rate, 0.0), max(1 - rate * (1 - prob), 0.0))
+  below = taken.cdf(capacity - 1)
+  sticks = [
+    below * stick(*pair) + taken.pmf(capacity) * edge
+    for pair, edge in zip(((with_it, without), (without, with_it)), at_capacity)
+  ]
+  return max(sticks), taken.sf(capacity - 1)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("others", "capacity", "prob"), [(4, 3, 0.5), (6, 2, 0.2)])
+def test_aborts_cost_the_chance_that_the_others_fill_a_batch(
+  epsilon, others, capacity, prob
+):
+  exact, full = _divergences(others, capacity, prob, noise=1.0, epsilon=epsilon)
+  step = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(1.0))
+  ideal = float(accounting.privacy_profile(step)([epsilon])[0])
+  assert exact <= ideal + full + 1e-9
+  # Without the aborts the bound would be untrue at a large epsilon, by much of their chance.
+  if epsilon == 2.0:
+    assert exact > ideal + 0.1 * full
+
+
+def test_the_chance_of_a_full_batch_follows_from_that_of_an_abort():
+  step = dpa.PoissonSampledDpEvent(0.25, dpa.GaussianDpEvent(1.0))
+  assert several_runs._full_prob(accounting.composed(step, 9), 1e-6) == 4e-6
+  assert several_runs._full_prob(dpa.GaussianDpEvent(1.0), 1e-6) == 1.0
+  other = dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(1.0))
+  assert several_runs._full_prob(dpa.ComposedDpEvent([step, other]), 1e-6) == 1.0
+  # One more record than the others: what the plans bound.
+  others, capacity, prob = 40, 12, 0.25
+  abort = stats.binom.sf(capacity, others + 1, prob)
+  assert stats.binom.sf(capacity - 1, others, prob) <= abort / prob
+
+
+def test_aborts_take_their_part_of_delta_and_cost_all_where_they_are_likely():
+  free = [_poisson(name, 100) for name in "ab"]
+  some = [
+    dataclasses.replace(run, abort_prob=1e-8, full_prob=1e-7, epsilon=run.epsilon + 0.01)
+    for run in free
+  ]
+  none, little = several_runs.together(free), several_runs.together(some)
+  assert none.epsilon < little.epsilon < none.epsilon * 1.05
+  likely = [dataclasses.replace(run, abort_prob=1e-3, full_prob=1e-2) for run in free]
+  summed = several_runs.together(likely)
+  assert summed.accountant == "" and summed.delta == 2 * _DELTA
+  assert math.isclose(summed.epsilon, sum(run.epsilon for run in free))
+
+
+# --- folders
+
+
+_CONFIG = TrainConfig(
+  data=DataConfig(name="digits", limit=200),
+  model=ModelConfig(name="linear"),
+  privacy=PrivacyConfig(epsilon=2.0, l2_clip_norm=1.0, sampling_prob=0.1),
+  num_steps=4,
+  eval_every=4,
+)
+
+
+def _write(folder, seed):
+  """Writes a finished run as `loop.train` does, without its training."""
+  sampler = PoissonSampler(prob=0.1, capacity=64)
+  rules = {"l2_clip_norm": 1.0, "normalize_by": 20, "num_steps": 4, "delta": _DELTA}
+  plan = Plan(sampler=sampler, noise_multiplier=1.0, **rules)
+  stated = guarantee.of_plan(plan, 200)
+  ledger = accounting.Ledger().charge(
+    plan.step_event(),
+    num_steps=4,
+    l2_clip_norm=1.0,
+    neighboring_relation=plan.neighboring_relation,
+    noise_key_id=f"key {seed}",
+    first_step=0,
+  )
+  folder.mkdir()
+  config = dataclasses.replace(_CONFIG, seed=seed)
+  writers.write_json(folder / "config.json", fields.to_dict(config))
+  facts = stated.facts(ledger, plan.epsilon())
+  others = dict.fromkeys(writers.RESULT_KEYS)
+  workdir.write_result(folder, config, {**others, **facts, "ledger": ledger.to_json()})
+  return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+  at = tmp_path_factory.mktemp("runs")
+  return [_write(at / "first", 0), _write(at / "second", 1)]
+
+
+@pytest.mark.slow
+def test_trained_runs_are_read_by_their_ledgers(tmp_path):
+  for seed in (0, 1):
+    loop.train(dataclasses.replace(_CONFIG, seed=seed), str(tmp_path / str(seed)))
+  read = several_runs.read([str(tmp_path / "0"), str(tmp_path / "1")])
+  assert all(run.event is not None and 0 < run.abort_prob < 1e-5 for run in read)
+  total = several_runs.together(read)
+  assert max(run.epsilon for run in read) < total.epsilon < 0.9 * total.sum_epsilon
+
+
+def _result(folder):
+  return json.loads((folder / "result.json").read_text())
+
+
+def _copy(folder, to, **changes):
+  """A folder with other values in its result; its digest is left as it was."""
+  to.mkdir(parents=True)
+  for name in ("config.json", "result.json"):
+    (to / name).write_text((folder / name).read_text())
+  (to / "result.json").write_text(json.dumps({**_result(folder), **changes}))
+  return to
+
+
+def test_folders_are_read_by_their_ledgers(runs):
+  read = several_runs.read(map(str, runs))
+  assert [run.epsilon for run in read] == [_result(folder)["epsilon"] for folder in runs]
+  assert all(run.event is not None and 0 < run.abort_prob < 1e-5 for run in read)
+  total = several_runs.together(read)
+  assert max(run.epsilon for run in read) < total.epsilon < 0.9 * total.sum_epsilon
+  text = several_runs.statement(read, total)
+  assert accounting.upper(total.epsilon) in text and "quote the sum" in text
+
+
+def test_a_folder_of_a_sweep_stands_for_its_finished_runs(runs, tmp_path):
+  for folder in runs:
+    _copy(folder, tmp_path / "sweep" / "points" / folder.name)
+  (tmp_path / "sweep" / "points" / "unfinished").mkdir()
+  found = several_runs.read([str(tmp_path / "sweep")])
+  assert [pathlib.Path(run.name).name for run in found] == ["first", "second"]
+
+
+def test_what_is_no_finished_run_is_one_line(runs, tmp_path):
+  first = str(runs[0])
+  again = str(_copy(runs[0], tmp_path / "again"))
+  (tmp_path / "empty").mkdir()
+  cases = {
+    "there is none": [str(tmp_path / "nowhere")],
+    "holds no finished run": [str(tmp_path / "empty")],
+    "named twice": [first, first + "/"],
+    "is not the result of its config.json": [
+      str(_copy(runs[0], tmp_path / "better", epsilon=0.1))
+    ],
+  }
+  for word, folders in cases.items():
+    with pytest.raises(UserError, match=word) as caught:
+      several_runs.read(folders)
+    assert len(str(caught.value).splitlines()) == 1
+  # A copy is the same release: its noise is that of the first.
+  with pytest.raises(UserError, match="same key"):
+    several_runs.together(several_runs.read([first, again]))
+
+
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(
+  name=st.sampled_from(
+    ["epsilon", "delta", "ledger", "accounted_delta", "accountant", "epsilon_kind", "unit"]
+  ),
+  value=st.one_of(
+    st.none(),
+    st.booleans(),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=8), st.integers(), max_size=2),
+  ),
+)
+def test_any_value_is_a_run_or_one_line(runs, name, value):
+  # The digest is believed here, so that values are looked at.
+  held = _result(runs[0])
+  sealed = lambda *args: held["run_sha256"]
+  read = several_runs.writers.read_json
+  swapped = lambda path: {**read(path), **({name: value} if "result" in str(path) else {})}
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(several_runs.workdir, "sealed", sealed)
+    patched.setattr(several_runs.writers, "read_json", swapped)
+    try:
+      (run,) = several_runs.read([str(runs[0])])
+      total = several_runs.together([run])
+      # What cannot be checked against the ledger is never better than what is stated.
+      assert run.event is not None or total.epsilon == run.epsilon
+    except UserError as error:
+      assert len(str(error).splitlines()) == 1 and len(str(error)) < 400
