@@ -15,17 +15,9 @@ from scipy import integrate, stats
 from dpjax import accounting
 from dpjax.experiments.checks import several_runs
 from dpjax.experiments.checks.several_runs import FinishedRun
-from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central.config import (
-  DataConfig,
-  ModelConfig,
-  PrivacyConfig,
-  TrainConfig,
-)
-from dpjax.experiments.run import guarantee, loop, workdir, writers
-from dpjax.plan import Plan
-from dpjax.sampling import PoissonSampler
+from dpjax.experiments.run import loop
 from dpjax.validate import UserError
+from tests.checks import finished_runs
 
 _DELTA = 1e-5
 
@@ -188,48 +180,18 @@ def test_aborts_take_their_part_of_delta_and_cost_all_where_they_are_likely():
 # --- folders
 
 
-_CONFIG = TrainConfig(
-  data=DataConfig(name="digits", limit=200),
-  model=ModelConfig(name="linear"),
-  privacy=PrivacyConfig(epsilon=2.0, l2_clip_norm=1.0, sampling_prob=0.1),
-  num_steps=4,
-  eval_every=4,
-)
-
-
-def _write(folder, seed):
-  """Writes a finished run as `loop.train` does, without its training."""
-  sampler = PoissonSampler(prob=0.1, capacity=64)
-  rules = {"l2_clip_norm": 1.0, "normalize_by": 20, "num_steps": 4, "delta": _DELTA}
-  plan = Plan(sampler=sampler, noise_multiplier=1.0, **rules)
-  stated = guarantee.of_plan(plan, 200)
-  ledger = accounting.Ledger().charge(
-    plan.step_event(),
-    num_steps=4,
-    l2_clip_norm=1.0,
-    neighboring_relation=plan.neighboring_relation,
-    noise_key_id=f"key {seed}",
-    first_step=0,
-  )
-  folder.mkdir()
-  config = dataclasses.replace(_CONFIG, seed=seed)
-  writers.write_json(folder / "config.json", fields.to_dict(config))
-  facts = stated.facts(ledger, plan.epsilon())
-  others = dict.fromkeys(writers.RESULT_KEYS)
-  workdir.write_result(folder, config, {**others, **facts, "ledger": ledger.to_json()})
-  return folder
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
   at = tmp_path_factory.mktemp("runs")
-  return [_write(at / "first", 0), _write(at / "second", 1)]
+  return [finished_runs.write(at / "first", 0), finished_runs.write(at / "second", 1)]
 
 
 @pytest.mark.slow
 def test_trained_runs_are_read_by_their_ledgers(tmp_path):
   for seed in (0, 1):
-    loop.train(dataclasses.replace(_CONFIG, seed=seed), str(tmp_path / str(seed)))
+    loop.train(
+      dataclasses.replace(finished_runs.CONFIG, seed=seed), str(tmp_path / str(seed))
+    )
   read = several_runs.read([str(tmp_path / "0"), str(tmp_path / "1")])
   assert all(run.event is not None and 0 < run.abort_prob < 1e-5 for run in read)
   total = several_runs.together(read)

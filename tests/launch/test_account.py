@@ -13,6 +13,7 @@ from dpjax.accounting import trade_off_files
 from dpjax.validate import UserError
 from launch import account, bounded
 from tests import commands
+from tests.checks import finished_runs
 
 _ROOT = pathlib.Path(account.__file__).parents[1]
 
@@ -528,3 +529,36 @@ def test_replacing_under_random_allocation_has_no_poisson_beside_it():
   names = [line.split()[0] for line in account.table([asked]).splitlines()]
   assert names == ["accountant", "rdp", "launch.train"]
   assert "(by rdp)" in account.attackers(asked)
+
+
+# --- finished runs
+
+
+@pytest.mark.parametrize(
+  ("arguments", "words"),
+  [
+    (["--runs=/nowhere/run"], ["runs", "/nowhere/run", "there is none"]),
+    (["--runs="], ["runs", "at least one"]),
+    (["--runs=/a,/b", "--epsilon=2"], ["epsilon", "does not go with --runs"]),
+    (["--runs=/a", "--compare_documents"], ["compare_documents", "--runs"]),
+  ],
+)
+def test_wrong_folders_of_runs_are_one_line(arguments, words):
+  done = _run(*arguments)
+  assert done.returncode == 2 and done.stdout == ""
+  (line,) = done.stderr.splitlines()
+  assert all(word in line for word in words), line
+
+
+def test_the_command_prints_what_finished_runs_cost_together(tmp_path):
+  for seed in range(2):
+    finished_runs.write(tmp_path / str(seed), seed)
+  done = _run(f"--runs={tmp_path / '0'},{tmp_path / '1'}")
+  assert done.returncode == 0, done.stderr
+  lines = done.stdout.splitlines()
+  total, together = (float(lines[row].split()[-2]) for row in (2, 3))
+  assert lines[2].startswith("sum") and lines[3].startswith("together (pld)")
+  assert total / 2 < together < total
+  assert "quote the sum" in lines[-1]
+  smaller = _run(f"--runs={tmp_path / '0'},{tmp_path / '1'}", "--delta=1e-4")
+  assert float(smaller.stdout.splitlines()[3].split()[-2]) < together

@@ -1,0 +1,46 @@
+"""Folders of finished runs, written as `loop.train` does, without a training."""
+
+import dataclasses
+
+from dpjax import accounting
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.experiments.run import guarantee, workdir, writers
+from dpjax.plan import Plan
+from dpjax.sampling import PoissonSampler
+
+CONFIG = TrainConfig(
+  data=DataConfig(name="digits", limit=200),
+  model=ModelConfig(name="linear"),
+  privacy=PrivacyConfig(epsilon=2.0, l2_clip_norm=1.0, sampling_prob=0.1),
+  num_steps=4,
+  eval_every=4,
+)
+
+
+def write(folder, seed):
+  """Writes a run of 4 Poisson steps; returns its folder."""
+  sampler = PoissonSampler(prob=0.1, capacity=64)
+  rules = {"l2_clip_norm": 1.0, "normalize_by": 20, "num_steps": 4, "delta": 1e-5}
+  plan = Plan(sampler=sampler, noise_multiplier=1.0, **rules)
+  stated = guarantee.of_plan(plan, 200)
+  ledger = accounting.Ledger().charge(
+    plan.step_event(),
+    num_steps=4,
+    l2_clip_norm=1.0,
+    neighboring_relation=plan.neighboring_relation,
+    noise_key_id=f"key {seed}",
+    first_step=0,
+  )
+  folder.mkdir()
+  config = dataclasses.replace(CONFIG, seed=seed)
+  writers.write_json(folder / "config.json", fields.to_dict(config))
+  facts = stated.facts(ledger, plan.epsilon())
+  others = dict.fromkeys(writers.RESULT_KEYS)
+  workdir.write_result(folder, config, {**others, **facts, "ledger": ledger.to_json()})
+  return folder
