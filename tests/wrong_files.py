@@ -24,11 +24,13 @@ from configs.attack import poisoning_digits
 from configs.fed import quickstart as fed
 from configs.radp import quickstart as radp
 from configs.secure import sums
+from dpjax.experiments.checks import several_runs
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build as attack_build
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.distillation.config import DistillationConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.pate.config import PateConfig
@@ -447,6 +449,10 @@ def runs():
   synthesis_config = SynthesisConfig(
     epsilon=8.0, num_frequencies=8, num_steps=2, per_class=4, hidden=4, num_samples=20
   )
+  distillation_config = fields.replace_all(
+    DistillationConfig(),
+    {"batch_size": 700, "epochs": 1, "eval_every": 1, "num_pool": 40},
+  )
   return {
     "train": lambda folder: [loop.train(central_config, folder)],
     "federate": lambda folder: [loop.train(fed_config, folder)],
@@ -458,7 +464,9 @@ def runs():
     "attack": lambda folder: attack_table.run_all(attack_config, folder),
     "pate": lambda folder: [loop.train(pate_config, folder)],
     "synthesize": lambda folder: [loop.train(synthesis_config, folder)],
+    "distill": lambda folder: [loop.train(distillation_config, folder)],
     "serve": lambda folder: _served(central_config, folder),
+    "account": lambda folder: _accounted(central_config, folder),
     "plot": _drawn,
   }
 
@@ -468,6 +476,14 @@ def _served(config, folder):
   if not folder.exists():
     loop.train(config, folder)
   predictor.Predictor.load(folder)
+  return []
+
+
+def _accounted(config, folder):
+  """Accounts for a run as `launch.account --runs` does; makes it where there is none."""
+  if not folder.exists():
+    loop.train(config, folder)
+  several_runs.together(several_runs.read([str(folder)]))
   return []
 
 

@@ -176,7 +176,7 @@ class Service:
     budget = self.settings.drift_budget
     if budget is not None and spent > budget:
       raise UserError(
-        f"must be at least {spent:g}, which earlier windows have spent",
+        f"must be at least {upper(spent)}, which earlier windows have spent",
         field="drift_budget",
         value=budget,
       )

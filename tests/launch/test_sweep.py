@@ -79,6 +79,17 @@ def test_configs_of_the_repository_are_sweeps():
   assert [round(x, 2) for _, x, _ in large.references] == [2.93, 3.0]
 
 
+def _in_interpreters_of_their_own(tmp_path, *more):
+  """As users start it. A forked command draws for pinned sources (`tests.pinned`), and the
+  processes that a sweep starts do not."""
+  return subprocess.run(
+    [sys.executable, "-m", *_command(tmp_path, *more)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+
+
 @pytest.mark.long
 def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
   first, second = tmp_path / "a", tmp_path / "b"
@@ -98,7 +109,7 @@ def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
   assert process.returncode == 128 + signal.SIGTERM, errors
   assert not os.path.exists(first / "out" / "sweep.json")  # its first run was interrupted
   for folder in (first, second):
-    done = _launch(folder, *steps)
+    done = _in_interpreters_of_their_own(folder, *steps)
     assert done.returncode == 0, done.stderr
   assert (first / "out" / "curve.csv").read_bytes() == (
     second / "out" / "curve.csv"
@@ -163,11 +174,11 @@ def test_two_processes_find_what_one_finds_and_go_on_where_it_stopped(tmp_path):
   alone, together = tmp_path / "alone", tmp_path / "together"
   for folder in (alone, together):
     folder.mkdir()
-  assert _launch(alone).returncode == 1
+  assert _in_interpreters_of_their_own(alone).returncode == 1
   first = ("--config.grid.privacy.epsilon=[4.0]", "--config.grid.data.limit=[1400]")
-  assert _launch(together, *first).returncode == 0
+  assert _in_interpreters_of_their_own(together, *first).returncode == 0
   before = _written(together)
-  done = _launch(together, "--processes=2")
+  done = _in_interpreters_of_their_own(together, "--processes=2")
   assert done.returncode == 1, done.stderr
   assert done.stderr.splitlines()[-1].startswith("error: 2 of 4 runs failed")
   assert before.items() <= _written(together).items()
