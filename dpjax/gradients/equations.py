@@ -207,13 +207,13 @@ def wide_fn(
 ) -> Callable[..., list[Any]] | None:
   """Returns the equation as a function of `operands(eqn)` that computes in at least float32.
 
-  None where its parameters hold a program of its own (a branch, a custom derivative), which
-  computes in the types that it was traced with.
+  None if its parameters hold another program (a branch, a custom derivative), since that computes
+  in the types that it was traced with.
 
   Args:
     eqn: the equation, or a chain of them.
-    precision: of its products. With a lower one a term of a sum could come out longer than its
-      norm, unless the norm is longer for it (`ghost.precision`).
+    precision: of its products. With a lower one, a term of a sum could be longer than its norm,
+      unless the norm allows for that (`ghost.precision`).
   """
   if isinstance(eqn, EqnChain):
     return _wide_chain(eqn, precision)
@@ -270,9 +270,8 @@ class ScanParts(NamedTuple):
   def of(cls, eqn: Eqn) -> ScanParts:
     """Reads the parts of a scan from the ranks of its operands and results.
 
-    JAX up to 0.10 writes `num_consts` and `num_carry` beside a scan, JAX from 0.11 does not.
-    In all of them the body sees a carry as the scan does, and what is stepped through with
-    one axis less.
+    JAX up to 0.10 stores `num_consts` and `num_carry` with a scan; JAX from 0.11 does not. In all
+    versions a carry has the same rank in the body, and a scanned input has one axis less.
 
     >>> scan = lambda c, x: jax.lax.scan(lambda c, x: (c + x, c), c, x)
     >>> ScanParts.of(jax.make_jaxpr(scan)(0.0, jnp.ones(3)).eqns[0])

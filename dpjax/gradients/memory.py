@@ -103,8 +103,8 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
   """Returns the microbatch whose estimated temporaries fit in `budget` bytes; None: the
   batch.
 
-  The largest that fits, or up to twice as many smaller ones where these leave fewer slots
-  empty in the last.
+  It is the largest that fits, or a smaller one that needs less padding in the last pass. A
+  smaller one takes at most twice as many passes.
 
   Raises:
     UserError: not even one example fits.

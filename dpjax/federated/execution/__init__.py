@@ -50,7 +50,7 @@ _OVER_DEVICES = {"pmap": pmap_clients, "shard_map": shard_map_clients}
 
 
 def auto_clients(*, num_threads: int | None = 1) -> MapClients:
-  """Returns the loop on a CPU (with `num_threads`), vmap on one accelerator, shard_map on several."""
+  """Returns the loop on a CPU (with `num_threads`), else vmap on one device, shard_map on more."""
   if made_for.platform() == "cpu":
     return loop_clients(num_threads=num_threads)
   return shard_map_clients() if len(made_for.local_devices()) > 1 else vmap_clients()

@@ -113,7 +113,7 @@ class Site:
 
 
 class Tap(NamedTuple):
-  """A zero added to a value. Its gradient is the cotangent of that value."""
+  """A zero added to a value, so that its gradient is the cotangent of that value."""
 
   index: int
   out: int  # the position of the value among the results (or operands) of its step
@@ -217,7 +217,7 @@ def trace(
   ShapeDtypeStructs.
 
   Its inputs are the leaves of params, then those of the example; its one output is DATA.
-  Leaves of a number in `lifted` are data throughout: the backward pass itself leaves their
+  Leaves whose index is in `lifted` are DATA throughout: the backward pass itself gives their
   gradient per example, at one identity site each.
   """
   # A new function, since JAX caches traces by function, and the closure of a loss may have

@@ -108,8 +108,7 @@ def _spread(prefix: Any, params: Any) -> list[Any]:
 
 
 def pays(planned: Sequence[Unit], params: Params) -> bool:
-  """Whether this route can be better than vmap: some unit has a rule, or memory is at
-  stake."""
+  """Returns whether this route can beat vmap: some unit has a cheap rule, or the model is large."""
   general = all(unit.rule in (Rule.GRADIENT, Rule.UNUSED) for unit in planned)
   return not general or trees.size(params) > _SMALL
 
@@ -241,7 +240,7 @@ class _Sums(NamedTuple):
       if far is not None:
         share = max((bound / math.hypot(*bounds)) ** 2, 1 / groups)
         square = square + share * jnp.square(far)
-    # Written so that a reach beyond the floats counts.
+    # Written so that NaN, from a reach beyond the floats, counts as far.
     return ~(square <= 1)
 
   def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:
@@ -264,7 +263,8 @@ class _Sums(NamedTuple):
     return _Totals(sums, convolved)
 
   def _is_again(self, i: int) -> bool:
-    """Whether a unit is summed in a loop. A compiled loop is not compiled twice."""
+    """Returns whether a unit is summed in a loop, which stays outside the branches, so that it is
+    compiled once."""
     return sum_of(self.units[i]) is Sum.AGAIN
 
   def _begun(self) -> dict[int, Any]:
@@ -273,10 +273,10 @@ class _Sums(NamedTuple):
     return {i: unit_rules.no_sums(self.units[i], self.flow, self.recorded) for i in again}
 
   def usual(self) -> dict[int, Any]:
-    """Forms the sums of a batch without a rare or dropped example; of others they are arbitrary.
+    """Forms the sums of a batch without rare or dropped examples; wrong for any other batch.
 
-    An accelerator is bound by memory. Here no operand is copied to drop an example from it, and
-    no sum to add terms to it.
+    An accelerator is bound by memory, so nothing is copied here: neither operands, to drop an
+    example from them, nor sums, to add terms to them.
     """
     at_once = [i for i in range(len(self.units)) if not self._is_again(i)]
     sums = {}
@@ -347,7 +347,7 @@ def _with_rows_alone(
 
   def clipped(gradients):
     by_leaf = treedef.unflatten(_by_leaf(ordered, gradients))
-    # Of the very numbers that are added, so that no rounding comes between.
+    # The norm of the very numbers that are added, so that no rounding comes between.
     groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
     rows = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     weights = _weights(rows, clip, jnp.ones(1, bool))

@@ -92,7 +92,7 @@ def precisions(sites: Sequence[Site]) -> set[bool]:
 
 
 def _split_loops(site: Site) -> tuple[list[int], list[int]]:
-  """Axes of scans that step through the parameter, and of those that reuse it."""
+  """Returns axes of the scans that step through the parameter, and of those that reuse it."""
   sliced = [i for i, loop in enumerate(site.loops) if loop in site.sources[0].loops]
   return sliced, [i for i in range(len(site.loops)) if i not in sliced]
 
@@ -575,7 +575,7 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
-  """Inner products [N, Ta, Tb] of left rows of two sites. Those in different blocks have none."""
+  """Inner products [N, Ta, Tb] of left rows of two sites; 0 for rows in different blocks."""
   gram = _side_gram(a.left, b.left)
   if a.chosen is None or b.chosen is None:
     return gram
@@ -618,9 +618,9 @@ def gram_length(
 ) -> RowLengths:
   """|sum of left^T right| through the T x T products of rows (ghost norm).
 
-  Rounding is added to the norm: where rows cancel, the sum of pairs could otherwise
-  come out below the square of the gradient that is then clipped with it. So is underflow
-  of the products of either side, and of the pairs.
+  The most that rounding may change is added to the norm: where rows cancel, the sum of pairs could
+  otherwise be below the square of the gradient that is clipped by it. The most that underflow may
+  take from the products of either side, and from the pairs, is added too.
 
   An inner product of K numbers, in whichever order a backend adds them, is off by at most
   K eps / 2 times the lengths of both rows (Higham 2002, section 3.1). Constant rows come

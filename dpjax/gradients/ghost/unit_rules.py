@@ -73,7 +73,7 @@ def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
 
 
 def finished(first: Norms) -> Norms:
-  """Adds the norms of held gradients, from the arrays that are summed."""
+  """Adds norms to held gradients, computed from the very arrays that are summed."""
   if first.lengths or first.held is None:
     return first
   flat = (x.reshape(x.shape[0], -1) for x in first.held)  # [B, size] each
@@ -159,7 +159,7 @@ def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
 
 
 def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
-  """Returns the norms of rows; of no rows at all, 0."""
+  """Returns the norms of a unit from its rows; 0 for an unused unit."""
   if unit.rule is Rule.UNUSED:
     zero = jnp.zeros(loss.shape, jnp.float32)  # []
     return Norms((Length(zero, zero),), None)
@@ -167,7 +167,7 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
   if unit.rule is Rule.OUTER:
     return _of_rows(row_forms.outer_length(parts[0]))
   if unit.rule is Rule.GRAM:
-    # Windows that are not read are not copied.
+    # With inner products from places, the windows are never read, so XLA does not copy them.
     known = [
       form.places.build(data[site.index])
       if form.places and cost_model.by_places(form, made_for.platform())
@@ -270,7 +270,7 @@ def transpose(
   wide: bool = False,
   exactness: lax.Precision = lax.Precision.HIGHEST,
 ):
-  """The site's transpose at these cotangents, summed over the scans around it."""
+  """Returns the site's transpose at these cotangents, summed over the scans around it."""
   fn = _over_loops(_site_fn(site, wide, exactness), site)
   primals, back = jax.vjp(lambda *params: fn(params, data), *seen)  # [*site.loops, *result]
   return back(jax.tree.map(lambda g, y: tapped.cast(g, y.dtype), cotangents, primals))
@@ -320,9 +320,9 @@ def totals(
   A factor of exactly 0 drops its example, whatever its operands hold.
 
   Args:
-    finite: whether every example has a finite norm, as the caller's branch knows; None: it
-      does not, and what is dropped is found here.
-    begun: what a unit's loop (`Sum.AGAIN`) adds its terms to; None: zeros.
+    finite: whether every example has a finite norm, if the caller's branch knows; None: unknown,
+      and tested here.
+    begun: sums to which a unit's loop (`Sum.AGAIN`) adds its terms; None: zeros.
   """
   how = sum_of(unit)
   if how is Sum.ZERO:
@@ -342,8 +342,8 @@ def totals(
   if how is Sum.AGAIN:
     begun = no_sums(unit, flow, recorded) if begun is None else begun
     return _one_by_one(unit, flow, recorded, first, factors, begun)
-  # A non-finite operand makes its example's norm infinite or NaN, or is where no parameter
-  # is reached. So finite norms imply finite operands.
+  # A non-finite operand of a site makes its example's norm infinite or NaN. So finite norms imply
+  # finite operands.
   known = all_finite([first]) if finite is None else finite
   return _transposed(unit, flow, recorded, factors, finite=known)
 
