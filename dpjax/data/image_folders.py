@@ -100,7 +100,7 @@ def image_folder(
       declaration.toml in the folder.
     resident: in memory; False: images are decoded as they are drawn; None: by their size.
 
-  Each image becomes numbers by itself. Transparency is dropped.
+  Each image is converted on its own, whatever the others hold. Transparency is dropped.
 
   Raises:
     UserError: one line that names the file.

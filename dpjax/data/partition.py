@@ -14,8 +14,8 @@ example goes to exactly one client.
 | `power_law`      | sizes: rank^-exponent                   |                              |
 | `feature_skew`   | inputs, by a SYNTHETIC style per client | after Li et al. 2022         |
 
-The two Dirichlet conventions share a name in the literature and are different distributions.
-The same alpha is more heterogeneous in one than in the other. Say which.
+The two Dirichlet conventions share a name in the literature but are different distributions: the
+same alpha is more heterogeneous in one than in the other. So say which one you use.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def heterogeneity(histograms: np.ndarray) -> float:
   """Mean total-variation distance between clients' label shares and the overall shares.
 
   In [0, 1 - smallest share of a class]; 0 for clients that are all alike. The mean is over
-  clients that hold something, each counted once whatever its size. Finite clients are never
-  quite alike: read it beside the value of `iid` for the same sizes.
+  clients that hold something, each counted once whatever its size. Finite clients always differ a
+  little: compare the value with that of `iid` for the same sizes.
 
   >>> heterogeneity(np.array([[2, 0], [0, 2]])), heterogeneity(np.array([[1, 1], [2, 2]]))
   (0.5, 0.0)
@@ -75,9 +75,9 @@ def dirichlet(
 ) -> Indices:
   """NIID-Bench: each CLASS is dealt to the clients in shares drawn from Dir(alpha).
 
-  Smaller alpha, fewer classes per client; sizes differ too. A client that already holds
-  n / num_clients examples gets nothing of the classes that follow, and the whole draw is
-  repeated until every client has `min_size`, both as in NIID-Bench. alpha=inf is `iid`.
+  A smaller alpha gives fewer classes per client, and sizes differ too. As in NIID-Bench, a client
+  that already holds n / num_clients examples gets none of the later classes, and the whole draw
+  is repeated until every client has `min_size`. alpha=inf is `iid`.
   Source: Li, Diao, Chen and He 2022, arXiv:2102.02079, section 4.1.
 
   Raises:
@@ -124,9 +124,9 @@ def dirichlet_hsu(
 
   alpha is the TOTAL concentration, as in the paper: alpha / K for each of K equal classes, so
   alpha=0.5 and ten classes is Dir(0.05, ..., 0.05). A client draws its examples one by one by
-  its shares, without replacement; a class that is used up is drawn no more, and where all
-  classes of a client are used up it takes what is left, in proportion. So late clients are
-  nearer to each other than their shares are.
+  its shares, without replacement. A class that is used up is drawn no more. If all classes of a
+  client are used up, it takes the rest in proportion. So late clients are more alike than their
+  shares are.
   alpha=inf is `iid`. Source: Hsu, Qi and Brown 2019, arXiv:1909.06335, section 4.
 
   >>> labels = np.repeat(np.arange(10), 100)
@@ -226,9 +226,9 @@ def feature_skew(
 ) -> Federation:
   """A SYNTHETIC style for each client: x -> a_i x + b_i + noise * i / num_clients * N(0, 1).
 
-  a_i is uniform in 1 +- scale, b_i in +-shift, one pair for each client; the noise grows
-  with the client's place, as in NIID-Bench. Not a natural skew, and named so: the data set
-  becomes "NAME+synthetic-styles". The data set is copied once. Values may leave [0, 1].
+  a_i is uniform in 1 +- scale, b_i in +-shift, one pair for each client i = 1, 2, ...; the noise
+  grows with i, as in NIID-Bench. The skew is not natural, so the data set is renamed to
+  "NAME+synthetic-styles". The data set is copied once. Values may leave [0, 1].
   Source: Li et al. 2022, arXiv:2102.02079, section 4.2 (the noise; the affine part is ours).
 
   >>> from dpjax.data.dataset import from_arrays

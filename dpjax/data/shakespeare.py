@@ -66,8 +66,8 @@ def parse_play(text: str) -> Speeches:
 
   A paragraph that starts with a name on a line of its own begins a speech; paragraphs that
   follow continue it, up to the next name, heading of an act, or end. Stage directions in
-  brackets are dropped. Editions that print names in mixed case ("Ham.") are told from those
-  in capitals by which of the two is more frequent.
+  brackets are dropped. Some editions print names in mixed case ("Ham."), others in capitals; the
+  form that is more frequent in the text decides.
 
   >>> parse_play("ACT I.\\n\\nANN.\\nWho's there?\\n\\n[Enter BOB.]\\n\\nBOB.\\nI.\\nAnn!\\n")
   {'ANN': ["Who's there?"], 'BOB': ['I.\\nAnn!']}
@@ -160,7 +160,7 @@ def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, s
 
 
 def are_published(data_dir: str | os.PathLike[str] | None = None) -> bool:
-  """Whether the texts are those of the package, whose sizes are constants. A user's folder
+  """Returns whether the texts are those of the package, with its published sizes. A user's folder
   may hold any texts."""
   return _play_files(data_dir)[0].parent != data_root(data_dir) / "shakespeare"
 
@@ -197,8 +197,8 @@ def shakespeare_federation(
 ) -> tuple[Federation, Federation]:
   """(train, test): one client for each (play, role), the same clients in both.
 
-  x is `length` characters as int32 ids, y the next one; `losses.next_token` learns from x
-  alone, LEAF's task is y. The text of a role is cut once, the first part for training: no
+  x is `length` characters as int32 ids, y the next one. LEAF's task is y; `losses.next_token`
+  learns from x alone. The text of a role is cut once, and its first part is for training, so no
   test window overlaps a train window. A client may be empty in test.
 
   Args:

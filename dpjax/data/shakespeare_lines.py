@@ -1,12 +1,12 @@
 """Shakespeare by line and by role, for language models: some plays are public, the others
 private.
 
-PUBLIC are the fourteen comedies of `PUBLIC_PLAYS`: on them a base may be trained without
-privacy. PRIVATE are all other plays: what one line, or one role, says there is what an
-epsilon hides. (This is a declaration for an experiment; all the texts are old and free.)
+The fourteen comedies of `PUBLIC_PLAYS` are PUBLIC: a base model may be trained on them without
+privacy. All other plays are PRIVATE: an epsilon protects one line, or one role, in them. (This is
+a declaration for an experiment; all the texts are old and free.)
 
-An example is a line as it is printed, between two line ends, or the first lines of one role,
-[m, LENGTH]. The last fifth of each role's lines is the test, the same for both.
+An example is one printed line with its line ends, [LENGTH], or the first lines of one role,
+[m, LENGTH]. For both, the last fifth of each role's lines is for the test.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def _lines(name: str, folder: Folder, *, public: bool) -> tuple[Dataset, Dataset
 def load_roles(folder: Folder = None) -> tuple[Dataset, Dataset]:
   """(train, test): roles of the private plays, x int32 [n, MOST_LINES, LENGTH].
 
-  One example is one role: its first lines, and no other row holds any of it. In the test a
-  block is no role: all test lines, as those of `load_lines`.
+  A training example is one role: its first lines, of which no other row holds any. A test example
+  is a block of any test lines, the same lines as in `load_lines`.
   """
   roles = _by_role(folder, public=False)
   train = np.concatenate([blocks_of(lines[:MOST_LINES], MOST_LINES) for lines, _ in roles])

@@ -79,7 +79,7 @@ AUGMENTATIONS: dict[str, AugmentFn] = {
 
 
 def augmented(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn:
-  """The loss of one example averaged over `augmult` augmented copies.
+  """Returns the loss of one example averaged over `augmult` augmented copies.
 
   Args:
     loss_fn: `(params, Example(x, y)) -> scalar`.
