@@ -547,10 +547,10 @@ def _is_watched(node: Any) -> bool:
 def along(directions: Directions | OwnParameters, moved: Any) -> Array:
   """Returns lengths along each direction, [m], after cutting what most clients share.
 
-  Honest clients move matrices along a few singular directions, and a few coordinates much. Random
-  signs are spread over all alike. So singular values are cut at 1.2 times their median, then
-  coordinates at twice theirs. Any such function of what is seen is sound. Only canaries move
-  parameters of their own, so nothing is cut there.
+  Honest clients move matrices along a few singular directions, and move a few coordinates far. A
+  canary's random signs spread evenly over all of them. So singular values are cut at 1.2 times
+  their median, then coordinates at twice their median. The bound is sound for any such function of
+  what is seen. Parameters that only canaries move are not cut.
   """
   if isinstance(directions, OwnParameters):
     return jnp.asarray(moved["canaries"], jnp.float32)

@@ -158,8 +158,8 @@ def canary_loss(loss_fn: LossFn, *, num_classes: int, l2_clip_norm: float) -> Lo
   """Returns the loss of one example of data in which labels from `num_classes` up are canaries.
 
   A canary's gradient is -1,000 `l2_clip_norm` along its own parameter, which clipping brings to the
-  bound, and zero along the model's. Any other example's is that of `loss_fn` along the model's
-  parameters, and zero along the canaries'. So the two share only the noise.
+  bound, and zero along the model's. The gradient of any other example is that of `loss_fn`, and
+  zero along the canaries' parameters. So model and canaries share only the noise.
 
   >>> loss = canary_loss(lambda w, e: w * e.y, num_classes=2, l2_clip_norm=0.001)
   >>> params = with_canaries(jnp.float32(5.0), 3)

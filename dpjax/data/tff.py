@@ -90,7 +90,7 @@ def tff_federation(
     max_examples: as in `data.by_client`, for each client in train and in test.
 
   Raises:
-    UserError: one line: no such file (with the command that gets it), a damaged one, one
+    UserError: no such file (one line names the command that gets it), a damaged file, or a file
       whose clients have other numbers of examples than it says.
   """
   name = os.fspath(name)

@@ -140,8 +140,8 @@ def alone_fn(eqn: Eqn, invars: list[Any], outvars: list[Any]) -> Callable[..., l
 
   Args:
     eqn: an equation, or a chain of them; custom derivatives stay intact.
-    invars: its operands that are no literals, each once.
-    outvars: those of its results that are wanted.
+    invars: operands of the equation that are not literals, each once.
+    outvars: results of the equation that the function returns.
   """
   eqns = list(eqn.eqns) if isinstance(eqn, EqnChain) else [eqn]
   alone = _template().replace(
@@ -296,7 +296,7 @@ def _template() -> Any:
 
 
 class Ends(NamedTuple):
-  """Values whose cotangents, concatenated along an axis, are that of another value."""
+  """Values whose cotangents, concatenated along an axis, give the cotangent of another value."""
 
   parts: tuple[Var, ...]
   axis: int = 0

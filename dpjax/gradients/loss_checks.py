@@ -255,8 +255,8 @@ def _is_batch_norm(module: Any) -> bool:
 
 @contextlib.contextmanager
 def _no_batch_norm() -> Iterator[None]:
-  """Context that raises UserError where a linen BatchNorm computes statistics. Those of one
-  example are no statistics; those of a batch mix examples."""
+  """Context that raises UserError if a linen BatchNorm computes statistics. One example has no
+  useful statistics, and statistics of a batch mix examples."""
   linen = sys.modules.get("flax.linen")
   # If Flax was never imported, the loss has no layer of it.
   if linen is None:

@@ -40,7 +40,7 @@ _CHUNK = 100
 
 
 class Layer(NamedTuple):
-  """A convolution with ReLU, and what stands before it."""
+  """A convolution with ReLU, and the max-pool before it, if any."""
 
   features: int
   stride: int = 1

@@ -122,12 +122,13 @@ def client_app(
   """Makes a `flwr.clientapp.ClientApp` that does the local work of one client.
 
   Args:
-    client: the one that the server's algorithm was made of; see `local_training`, and
+    client: the client from which the server's algorithm was made; see `local_training`, and
       `client_noise` for privacy against the server.
     local_data: `(client, round) -> (batches, number of examples)`, called in the client's
       own program with its `partition-id`.
     like: parameters whose structure, shapes and dtypes are the server's.
-    num_rounds: the most answers that this client ever gives; rounds are 0 .. num_rounds - 1.
+    num_rounds: largest number of answers that this client ever gives; rounds are 0 to
+      num_rounds - 1.
     folder: absolute path of the client's own folder, where it notes the rounds that it has
       answered. It must outlive programs and runs: emptying it allows `num_rounds` more answers.
 
@@ -389,8 +390,8 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
     rng: integer seed of the sampler; 128 bits or more for a release.
     noise_key: key of the noise, for a private plan only.
 
-  Guarantee: that of `fed_avg` with `central(plan, noise_key)`, against the clients and
-  anyone who sees the parameters; the server itself sees every message. `.server` holds
+  Guarantee: the same as of `fed_avg` with `central(plan, noise_key)`. It holds against the clients
+  and anyone who sees the parameters; the server itself sees every message. `.server` holds
   `.state`, `.ledger` (an entry for each round) and `.infos` (not private).
 
   Raises:

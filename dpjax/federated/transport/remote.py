@@ -1,9 +1,9 @@
 """Client side of a federation of separate programs, which need not trust the server.
 
-The server chooses the parameters and the round, and may be malicious. So nothing that it sends or
-holds decides what is random here: the key of an answer is drawn from this machine's own entropy,
-used for one answer and dropped. A round is answered at most once, even if it is asked again: at
-the same time, after a restart or in another run.
+The server chooses the parameters and the round, and may be malicious. So the client's randomness
+does not depend on the server: this machine's own entropy gives the key of an answer, which is used
+once and dropped. A round is answered at most once, even if the server asks for it again: at the
+same time, after a restart or in another run.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _MOST_PAIRS = 4
 # Most equations of a called function, such as `jnp.take`, that is searched for a choice.
 _MOST_INLINE = 16
 _CHOICES = ("gather", "dynamic_slice")
-# Equations that may only move, add or drop axes of what is chosen.
+# Equations that may only move, add or drop axes of the chosen entries.
 _MOVES = ("squeeze", "reshape", "transpose", "broadcast_in_dim", "expand_dims")
 
 
@@ -164,7 +164,7 @@ def axes(chain: EqnChain) -> ChosenAxes | None:
 
 
 def _chosen(eqn: Eqn) -> list[ChosenAxis] | None:
-  """Returns the axes of what is chosen."""
+  """Returns the axes of the chosen entries; None if the choice has another form."""
   rank = len(eqn.outvars[0].aval.shape)
   if eqn.primitive.name == "dynamic_slice":
     return [ChosenAxis(dim=d) for d in range(rank)]

@@ -186,7 +186,7 @@ def clipped_sum(
 
 
 class _Totals(NamedTuple):
-  """Sums over the examples, by the place of their unit, and what is left to do."""
+  """Clipped sums over the examples, by the place of their unit, and those still to be formed."""
 
   sums: dict[int, Any]
   convolved: dict[int, Any]  # factors of units that are summed outside of the branch
@@ -254,7 +254,7 @@ class _Sums(NamedTuple):
     return list(groups.values())
 
   def one_by_one(self) -> _Totals:
-    """Forms each sum by itself, but those of convolutions."""
+    """Forms each sum separately, except sums of convolutions, whose factors it returns."""
     places = range(len(self.units))
     convolved = {
       i: self.factors_of(i) for i in places if unit_rules.convolves(self.units[i])
@@ -306,7 +306,7 @@ class _Sums(NamedTuple):
 
 
 class _Weights(NamedTuple):
-  """Factors of the examples with what they follow from; trees of [B], one for each clip norm."""
+  """Clip factors of the examples, and the lengths behind them; trees with a [B] per clip norm."""
 
   factors: Any
   longest: Any  # longest that the gradients of a group can be
@@ -314,7 +314,7 @@ class _Weights(NamedTuple):
 
 
 def _weights(groups: Any, clip: Clip, mask: jax.Array) -> _Weights:
-  """Returns the factors of gradients of these lengths, a tree of Length [B]."""
+  """Returns the clip factors of gradients whose lengths are `groups`, a tree of Length [B]."""
   pick = lambda name: jax.tree.map(lambda _, g: getattr(g, name), clip.norms, groups)
   longest = pick("longest")
   factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
@@ -376,10 +376,10 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
   """Returns fn(... fn(fn(first, i), j) ..., k) over the rows i < j < ... < k that are True.
 
   Args:
-    fn: `(carry, row) -> carry`, of `ExactSum`s and what stands beside them; it may close over
-      arrays of the whole batch.
+    fn: `(carry, row) -> carry`, where a carry may hold `ExactSum`s and other arrays. It may close
+      over arrays of the whole batch.
     rows: [B] bool.
-    first: the first carry, sums and what stands beside them.
+    first: the first carry.
   """
 
   def step(state):

@@ -40,7 +40,7 @@ class RowFactors(NamedTuple):
 
 
 class PlaceGram(NamedTuple):
-  """Inner products of windows, from those of the places that the windows are made of.
+  """Inner products of windows, computed from inner products of the places in them.
 
   Two windows have the inner product sum_o <x[t + o], x[s + o]>, over the kernel's offsets o. So
   each pair of places is multiplied once, not once for every offset, and no window is copied.
@@ -82,8 +82,8 @@ def find(site: Site) -> RowForm | None:
 def precisions(sites: Sequence[Site]) -> set[bool]:
   """Returns whether rows are in double precision: of operands and of cotangents.
 
-  A norm of rows includes the rounding and the underflow of one type. In a sum with rows in double
-  precision, those of float32 would be left out.
+  A norm of rows includes rounding and underflow of one type only. If one side is in double
+  precision, the errors of the other side's float32 would be left out.
   """
   avals = [
     aval for site in sites for aval in (*(v.aval for v in site.data), *site.out_avals)
@@ -779,8 +779,8 @@ def product(rows: RowFactors, left_size: int, *, as_sums: bool = False) -> jax.A
   Args:
     rows: both sides.
     left_size: K.
-    as_sums: multiply in the precision of sums (`precision.of_sums`), which may make the product
-      longer than that of the rows.
+    as_sums: multiplies in the precision of sums (`precision.of_sums`). Rounding may then make the
+      product longer than the exact product of the rows.
   """
   if rows.chosen is not None:
     return _product_by_blocks(rows, left_size)

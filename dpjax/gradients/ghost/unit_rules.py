@@ -403,9 +403,9 @@ def _one_by_one(
 ):
   """Adds each example's gradient, formed again in a compiled loop, times its factor.
 
-  Where terms cancel, or a custom derivative is not linear, the transpose at c_i g_i is not
-  c_i times the gradient that the norm was taken of. Formed again, the gradient is held to
-  that norm.
+  If terms cancel or a custom derivative is not linear, the transpose at c_i g_i is not c_i times
+  the gradient whose norm was taken. So the gradient is formed again, and scaled down where it
+  exceeds that norm.
   """
   gradients = _one_gradient(unit, flow)
   data, cotangents, depth = _arrays([unit], recorded)
@@ -439,9 +439,9 @@ def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
 
 
 def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
-  """factor * grad [*leaf] of ONE example, where grad is held to the length of its first
-  evaluation."""
-  # In units of that length, so that squares are normal numbers wherever they count.
+  """Returns factor * grad [*leaf] of ONE example, scaled down if grad is longer than when its norm
+  was taken."""
+  # Computed in units of that length, so that squares are normal numbers wherever they count.
   most = float(jnp.finfo(longest.dtype).max) ** 0.8
   unit = jnp.where(jnp.isfinite(longest), jnp.clip(longest, 1 / most, most), 1)
   again = lengths.of(trees.at_least_float32(grad) / unit).longest * unit  # []
@@ -479,9 +479,9 @@ def loses_terms(
 def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Array | None:
   """Returns how far an example's rows can move the sum of others, over what is allowed: [B].
 
-  Rows that cancel stand in the sum of a batch until the last of them is added. N rows of others
-  are rounded there with numbers of half the reach R of those rows. In whichever order they are
-  added, that changes the sum by at most N eps / 2 times R / 2.
+  Rows that cancel remain in the sum of a batch until the last of them is added. Meanwhile N rows
+  of others are added and rounded at numbers of up to half the reach R of the canceling rows. In any
+  order of addition, that changes the sum by at most N eps / 2 times R / 2.
 
   Args:
     unit: unit whose sum may be a transpose.
@@ -490,7 +490,7 @@ def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Arra
     bound: their clip norm, positive.
 
   Returns:
-    None where it cannot show.
+    None if the first pass measured no reach.
   """
   if first.reach is None:
     return None
@@ -676,7 +676,7 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
 
 
 def _is_long(form: RowForm, dtype: Any, count: int) -> bool:
-  """Whether rows of a table are added in parts. `form` is that of the whole batch."""
+  """Whether rows of a table are added in parts; `form` describes the whole batch."""
   # Other devices are left as they are: nobody has timed parts there.
   left = jnp.finfo(dtype).bits > 32 or made_for.platform() != "cpu"
   few = form.rows <= _ROWS_OF_TABLE or count <= _examples_of_sum(form.rows // count)

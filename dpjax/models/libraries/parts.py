@@ -49,7 +49,7 @@ class NameOf(Protocol):
   """Names the parameters of one library."""
 
   def __call__(self, path: Any, leaf: Any, /) -> str | None:
-    """Returns a parameter's name by its path in the tree; None for what is no parameter."""
+    """Returns a parameter's name by its path in the tree; None if the leaf is no parameter."""
     ...
 
 
@@ -127,7 +127,7 @@ def keystr(path: Sequence[Any]) -> str:
 
 
 def _check_names(names: list[str], path: str) -> None:
-  """Raises UserError unless the names can be those of files and of nested dictionaries."""
+  """Raises UserError unless the names are usable in files and as keys of nested dictionaries."""
   if not names:
     raise UserError(
       "must have parameters: arrays of floats", field="model.name", value=path
