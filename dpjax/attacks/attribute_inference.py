@@ -33,8 +33,7 @@ def guessed_attribute(
   *,
   prior: HostArray | None = None,
 ) -> Signal:
-  """Signal for `train_shadows`: for each record, the attribute value [n] that the model
-  finds likeliest.
+  """Returns a signal for `train_shadows`: the place [n] of the likeliest value for each record.
 
   Args:
     columns: places of the attribute in a flattened record: several where several numbers encode

@@ -77,7 +77,8 @@ def _directed(tree: ArrayTree) -> ArrayTree:
 
 
 def total_variation(x: Array) -> Array:
-  """Mean absolute difference of neighbouring pixels of images [B, H, W, C].
+  """Returns the mean absolute difference of neighbouring pixels of images [B, H, W, C], vertical
+  plus horizontal.
 
   >>> float(total_variation(jnp.array([[0.0, 1.0], [0.0, 1.0]])[None, :, :, None]))
   1.0

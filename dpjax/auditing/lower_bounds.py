@@ -470,7 +470,7 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
 
 
 def _t_tail(t: float, degrees: int, noncentrality: float) -> float:
-  """P(T > t); where SciPy's series does not converge, 1: then nothing is refuted."""
+  """Returns P(T > t), or 1 if SciPy's series does not converge, so that nothing is refuted."""
   with np.errstate(all="ignore"):
     tail = float(stats.nct.sf(t, degrees, noncentrality))
   return tail if 0 <= tail <= 1 else 1.0

@@ -26,7 +26,7 @@ _SOURCE_SHAPE = "_source_shape"
 
 
 def digest(data: Labelled | Federation) -> bytes:
-  """32 bytes that differ where two training sets differ. As SECRET as the data.
+  """Returns 32 bytes that differ if two training sets differ. As SECRET as the data.
 
   Covered: inputs and labels (dtype, shape, every byte, in order), which rows are present, what
   one example is (classes, vocabulary), and of a `Federation` also which client, by name and

@@ -91,7 +91,7 @@ def image_folder(
   *,
   resident: bool | None = True,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of a folder of class folders: x float32 [n, height, width, channels] in [0, 1].
+  """Reads (train, test) from class folders: x float32 [n, height, width, channels] in [0, 1].
 
   Args:
     path: path of the folder. Its files are taken in the order of their names; hidden ones are left

@@ -50,7 +50,7 @@ def leaf_federation(
   shape: tuple[int, ...] | None = None,
   max_examples: int | None = None,
 ) -> tuple[Federation, Federation]:
-  """(train, test) of a folder that LEAF wrote: `name`/train/*.json and `name`/test/*.json.
+  """Reads (train, test) from a folder that LEAF wrote: `name`/train/*.json and `name`/test/*.json.
 
   Inputs are numbers (LEAF's images are rows of numbers in [0, 1]) or text as UTF-8 bytes (for
   Sent140 the tweet). Labels are integers or, for Shakespeare, the next character as one of 256

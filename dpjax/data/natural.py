@@ -157,7 +157,7 @@ def natural_federation(
   max_examples: int | None = None,
   declaration: tables.Declared = None,
 ) -> Pair:
-  """(train, test) of prepared data, one client for each value of the field `client_id`.
+  """Loads (train, test) of prepared data, with one client for each value of field `client_id`.
 
   Clients of the test need not be among those of the training.
 

@@ -140,7 +140,7 @@ def _both(
 def load_npz(
   path: str | pathlib.Path, *, num_classes: int | None = None
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) from `x_train`, `y_train`, `x_test`, `y_test`, each as `from_arrays`.
+  """Loads (train, test) from `x_train`, `y_train`, `x_test`, `y_test`, each as `from_arrays`.
 
   uint8 images are divided by 255; floats must be finite and are left alone. The number of
   classes is public and must be declared: by an integer `num_classes` in the file or as the
@@ -174,7 +174,7 @@ def _load(
 def load_npz_fields(
   path: str | pathlib.Path, field: str, num_classes: int | None = None
 ) -> tuple[tuple[Dataset, np.ndarray], tuple[Dataset, np.ndarray]]:
-  """((train, its FIELD_train), (test, its FIELD_test)): `load_npz` with one more column."""
+  """Returns ((train, its FIELD_train), (test, its FIELD_test)), as `load_npz` with a column."""
   keys = (f"{field}_train", f"{field}_test")
   (train, test), arrays = _load(path, num_classes, *keys)
   return (train, arrays[keys[0]]), (test, arrays[keys[1]])

@@ -331,7 +331,7 @@ def load_prepared(
   num_classes: int | None = None,
   resident: bool | None = True,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of a prepared data set; the caller has checked `is_prepared`.
+  """Loads (train, test) of a prepared data set. The caller must have checked `is_prepared`.
 
   Args:
     resident: as in `data.load`.
@@ -354,6 +354,6 @@ def load_prepared_fields(
   max_length: int,
   num_classes: int | None = None,
 ) -> tuple[tuple[Dataset, list], tuple[Dataset, list]]:
-  """((train, its values of `field`), (test, its values)): `load_prepared` with a column."""
+  """Loads ((train, its values of `field`), (test, its values)), as `load_prepared` does."""
   with _quiet(), _one_line_errors(name, root):
     return _read_all(name, root, max_length, num_classes, True, field)

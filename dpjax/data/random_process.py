@@ -122,7 +122,7 @@ def load_random_process(
   per_class: int = PER_CLASS,
   test_per_class: int = TEST_PER_CLASS,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of random processes: the same at every call, from nobody's data.
+  """Draws (train, test) of random processes: the same at every call, from nobody's data.
 
   Args:
     shape: (H, W, C) of an image. "random_process" is [32, 32, 3], 64 classes of 500 images

@@ -29,7 +29,7 @@ def load(
   resident: bool | None = True,
   declaration: tables.Declared = None,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of a data set: x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
+  """Loads (train, test): x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
 
   Args:
     name: "digits" (embedded: works offline on a fresh machine); "random_process" (synthetic

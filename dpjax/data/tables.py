@@ -53,7 +53,7 @@ def is_table(name: str) -> bool:
 
 
 def table(source: Source, declaration: Declared = None, *, name: str | None = None) -> Pair:
-  """(train, test) of a table, as inputs in [0, 1] and targets.
+  """Loads (train, test) of a table, as inputs in [0, 1] and targets.
 
   Args:
     source: path of a .csv, .tsv or .parquet file (the last needs `pip install
@@ -122,7 +122,7 @@ def table_fields(
 
 
 def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int]:
-  """NOT private: how many numbers of each column are beyond its bounds, over all rows.
+  """Counts the numbers of each column beyond its bounds, over all rows. NOT private.
 
   One record changes each count by at most one. So release a count only through a mechanism of
   `dpjax.mechanisms`, with sensitivity 1 for each column, or keep it secret.

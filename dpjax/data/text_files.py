@@ -70,7 +70,7 @@ def text_file(
   path: str | os.PathLike[str],
   declaration: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of a UTF-8 text file: x int32 tokens [n, length], padded with 0.
+  """Loads (train, test) of a UTF-8 text file: x int32 tokens [n, length], padded with 0.
 
   Args:
     path: path of a .txt file.

@@ -75,7 +75,7 @@ def tff_federation(
   max_length: int = 256,
   max_examples: int | None = None,
 ) -> tuple[Federation, Federation]:
-  """(train, test) of a file of TensorFlow Federated.
+  """Loads (train, test) from a file of TensorFlow Federated.
 
   Images are float32: [28, 28, 1] as stored (EMNIST: 1 is paper, 0 is ink), or [32, 32, 3] / 255.
   Text without labels is UTF-8 bytes, int32 [max_length], padded with 0, for `losses.next_token`;

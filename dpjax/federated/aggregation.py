@@ -111,7 +111,7 @@ def finite(messages: ArrayTree, mask: Array) -> Array:
   no_claim="the mean without privacy",
 )
 def weighted_mean() -> Aggregator:
-  """sum_i w_i m_i / sum_i w_i over the clients with a finite message and w_i > 0.
+  """Averages sum_i w_i m_i / sum_i w_i over clients with a finite message and w_i > 0.
 
   No privacy: the influence of a client has no bound. Without clients the update is 0.
 
@@ -139,7 +139,7 @@ def weighted_mean() -> Aggregator:
 def dp_mean(
   tx: optax.GradientTransformation, *, l2_clip_norm: ClipLike | None = None
 ) -> Aggregator:
-  """Clip each client's weighted message, sum, add noise once, divide by a public constant.
+  """Clips each client's weighted message, sums, adds noise once, divides by a public constant.
 
   Args:
     tx: an Optax transformation that clips, adds noise and divides, such as

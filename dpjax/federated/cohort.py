@@ -22,7 +22,7 @@ from dpjax.validate import UserError
 
 
 def bucket(n: int) -> int:
-  """The smallest of 0, 1, 2, 3, then 4 to 7 times a power of two, that is >= n.
+  """Returns the least number >= n among 0, 1, 2, 3 and 4 to 7 times a power of two.
 
   Shapes are rounded up to these, so that ragged clients cost a few compilations instead of
   one each, and at most a quarter more work.

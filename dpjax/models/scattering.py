@@ -120,7 +120,7 @@ def _row_operators(hat: np.ndarray, entry: np.ndarray, stride: int) -> np.ndarra
 
 
 def _angle_operators(hats, entry, stride: int) -> np.ndarray:
-  """[F, P1, P2] filters -> [K, 2*2, H', F, 2*H], 2*2 = (re, im) of output and filter."""
+  """Makes filters [F, P1, P2] -> [K, 2*2, H', F, 2*H], 2*2 = (re, im) of output and filter."""
   half = hats.shape[2] // 2 + 1
   # hat(-k): sum and difference give the filter's real and imaginary part.
   mirrored = np.roll(hats[:, ::-1, ::-1], 1, axis=(1, 2))
@@ -197,7 +197,7 @@ _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 def _modulus(bank: _Bank, planes: jax.Array) -> jax.Array:
-  """|planes * psi| for every angle of a bank: [W, H, ...] -> [W', H', F, ...]."""
+  """Returns |planes * psi| for every angle of a bank: [W, H, ...] -> [W', H', F, ...]."""
   half, _, rows, num_angles, depth = bank.angles.shape
   trailing = planes.shape[2:]
   spectrum = _product("kw,wn->kn", bank.forward, planes.reshape(planes.shape[0], -1))
@@ -210,7 +210,7 @@ def _modulus(bank: _Bank, planes: jax.Array) -> jax.Array:
 
 
 def _smooth(low: _Lowpass, planes: jax.Array) -> jax.Array:
-  """planes * phi on the output grid: [W, H, ...] -> [W_out, H_out, ...]."""
+  """Returns planes * phi on the output grid: [W, H, ...] -> [W_out, H_out, ...]."""
   return _product(
     "hj,wj...->wh...", low.rows, _product("wi,ij...->wj...", low.columns, planes)
   )

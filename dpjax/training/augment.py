@@ -17,7 +17,7 @@ AugmentFn = Callable[[Array, Array], Array]  # (key, x [H, W, C]) -> x [H, W, C]
 
 
 def shift(key: Array, x: Array, *, pixels: int = 4) -> Array:
-  """A random crop of the reflected image: each axis moves by at most `pixels`.
+  """Crops the reflected image at random: each axis moves by at most `pixels`.
 
   >>> shift(jax.random.key(0), jnp.ones((8, 8, 1))).shape
   (8, 8, 1)

@@ -86,7 +86,7 @@ def alignment_and_uniformity(u: Array, v: Array, mask: Array) -> Array:
 
 
 def two_views(augment_fn: AugmentFn, keys: Array, x: Array) -> tuple[Array, Array]:
-  """Makes two augmented views of each example: [B, H, W, C] each, from one key of each [B].
+  """Makes two augmented views [B, H, W, C] of all examples, from one key each [B].
 
   >>> first, second = two_views(lambda key, x: x, jax.random.split(jax.random.key(0), 3),
   ...   jnp.ones((3, 8, 8, 1)))

@@ -214,7 +214,7 @@ def _is_matmul(eqn: Any) -> bool:
 
 
 def _product(eqn: Any, x: Any, adapted: _Adapted) -> jax.Array:
-  """x W + scale (x A) B, or x W^T + scale (x B^T) A^T: [..., K] -> [..., P]."""
+  """Returns x W + scale (x A) B, or x W^T + scale (x B^T) A^T: [..., K] -> [..., P]."""
   (contracted, (side,)), _ = eqn.params["dimension_numbers"]
   out = eqn.outvars[0].aval.dtype
   first, second = ("b", "a") if side else ("a", "b")

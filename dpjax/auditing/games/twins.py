@@ -674,7 +674,7 @@ class _Opened:
     return self._honest.epsilon(delta=delta)
 
   def views(self, weights: np.ndarray, seed: int, n: int) -> np.ndarray:
-    """All releases, concatenated; each has the noise that the fault leaves."""
+    """Returns all releases, concatenated; each has the noise that the fault leaves."""
     drawn = []
     counted = self._plant.copies * weights
     for number, is_public in self._plant._replace(copies=1).releases:

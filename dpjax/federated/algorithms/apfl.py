@@ -42,7 +42,7 @@ class Personal(NamedTuple):
 
 @_moved.rename_keywords(own="personal")
 def mixed(personal: Params, shared: Params, alpha: ArrayLike) -> Params:
-  """alpha * own + (1 - alpha) * shared: the model that a client of APFL uses."""
+  """Returns alpha * own + (1 - alpha) * shared, the model that a client of APFL uses."""
   return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, personal, shared)
 
 

@@ -271,7 +271,7 @@ def holds_convolution(name: str, forms: Sequence[RowForm]) -> bool:
 
 
 def held_convolution(form: RowForm) -> Cost:
-  """Cost of a convolution's gradient of one example, held for the sum."""
+  """Cost of a convolution's gradient of one example, which is held for the sum."""
   return Cost(_flops(form), form.recorded + 3 * size(form), fused=True)
 
 

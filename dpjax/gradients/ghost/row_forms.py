@@ -583,7 +583,7 @@ def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
 
 
 class RowLengths(NamedTuple):
-  """Length of an example's gradient, and of the rows that it is the sum of."""
+  """Length of an example's gradient, and of the rows whose sum it is."""
 
   length: Length
   # Sum of the lengths of both sides: []. Underflow in one counts times the other's.
@@ -593,7 +593,7 @@ class RowLengths(NamedTuple):
 
 
 def outer_length(rows: RowFactors) -> RowLengths:
-  """|left^T right| for a single row: |left| |right|, block by block."""
+  """Returns |left^T right| of a single row: |left| |right|, block by block."""
   right = lengths.of(rows.right, axis=(1, 2))  # [N]
   if not is_float(rows.left):
     return RowLengths(_over_blocks(right), jnp.sum(right.longest))
@@ -616,7 +616,7 @@ def _over_blocks(each: Length) -> Length:
 def gram_length(
   parts: Sequence[RowFactors], left_grams: Sequence[jax.Array | None] = ()
 ) -> RowLengths:
-  """|sum of left^T right| through the T x T products of rows (ghost norm).
+  """Returns |sum of left^T right| through the T x T products of rows (ghost norm).
 
   The most that rounding may change is added to the norm: where rows cancel, the sum of pairs could
   otherwise be below the square of the gradient that is clipped by it. The most that underflow may
@@ -774,7 +774,7 @@ def _row_lengths(side: jax.Array) -> Length:
 
 
 def product(rows: RowFactors, left_size: int, *, as_sums: bool = False) -> jax.Array:
-  """left^T right: [N, K, P], in float32 or wider.
+  """Returns left^T right: [N, K, P], in float32 or wider.
 
   Args:
     rows: both sides.
@@ -802,7 +802,7 @@ def product(rows: RowFactors, left_size: int, *, as_sums: bool = False) -> jax.A
 
 
 def _product_by_blocks(rows: RowFactors, left_size: int) -> jax.Array:
-  """left^T right, each row in the block that it chose: [N, K, P]."""
+  """Returns left^T right, with each row in the block that it chose: [N, K, P]."""
   left = trees.at_least_float32(rows.left)
   right = trees.at_least_float32(rows.right)
   width = left.shape[-1]
