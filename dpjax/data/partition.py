@@ -280,7 +280,7 @@ def _start(
 def _dirichlet(random: np.random.RandomState, alpha: np.ndarray) -> np.ndarray:
   """Draws from Dir(alpha) for any alpha > 0: gamma(a) = gamma(a + 1) U^(1/a), as logarithms.
 
-  NumPy's frozen one divides 0 by 0 where all gammas underflow (alpha below about 0.001).
+  `RandomState.dirichlet` divides 0 by 0 if all gammas underflow (alpha below about 0.001).
   """
   logs = np.log(random.standard_gamma(alpha + 1)) + np.log(
     random.uniform(np.finfo(float).tiny, 1, len(alpha))

@@ -52,7 +52,7 @@ class EqnChain(NamedTuple):
 
   @property
   def primitive(self) -> EqnChain:
-    """Itself: it knows its name."""
+    """The chain itself, which has a `name` as a primitive has."""
     return self
 
   @property

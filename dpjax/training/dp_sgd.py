@@ -101,7 +101,7 @@ def _check_optional(
 
 
 def _of_no_scales(params: Params, examples: Any, mask: Array) -> ClippedSum:
-  """Raises UserError: a plan with scaling was given a state that knows no scales."""
+  """Raises UserError: a plan with scaling was given a state without scales."""
   del params, examples, mask
   raise UserError(
     "must be of a plan with scaling, as the algorithm's own `init` makes it",

@@ -285,12 +285,12 @@ class Synthesis:
   """Trains a generator to the mean features of a release; no record is read.
 
   Args:
-    embedding: of the release.
-    num_classes: public.
+    embedding: the embedding that the release was made with.
+    num_classes: public number of classes.
     num_steps: updates of the generator.
     per_class: generated images of each class in an update, at least 2.
-    learning_rate: of Adam, with a cosine schedule to 0.
-    num_latents: random numbers of an image.
+    learning_rate: learning rate of Adam, which falls to 0 along a cosine.
+    num_latents: random numbers that the generator turns into an image.
     hidden: width of the generator's hidden layers.
     matrix_weight: weight of the part `moments` in the loss, beside its weight in the release.
   """

@@ -183,10 +183,10 @@ def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
 
 
 def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> float:
-  """Returns the greatest lower bound that so many draws can give, with disjoint outputs.
+  """Returns the greatest lower bound that `num_draws` can give, if outputs are disjoint.
 
   Args:
-    num_draws: on each of the two inputs, the adversary's own included.
+    num_draws: draws on each of the two inputs, including those that the adversary learns from.
     delta: delta of the claim.
     confidence: confidence of this one claim.
 
