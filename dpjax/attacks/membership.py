@@ -59,7 +59,7 @@ def _scores(name: str, values: HostArray, rank: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-  """What an attacker knows about n records; the target's members are not part of it.
+  """An attacker's knowledge of n records, without the target's members.
 
   Args:
     target: [n], the target's log odds for each record (see `signals`).

@@ -250,7 +250,7 @@ class Success(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """One line to print. It may say that a defence fails, but never that a defence holds.
+    """A line to print. It may say that a defence fails, but never that a defence holds.
 
     >>> Success("exact", 0, 8, 0.0, 0.3694, 0.95).verdict
     'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0 to 0.37)'

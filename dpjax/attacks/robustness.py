@@ -113,7 +113,7 @@ class PoisoningOutcome(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """One line to print. It may say that a defence fails, but never that a defence holds."""
+    """A line to print. It may say that a defence fails, but never that a defence holds."""
     word = "FAILS" if self.fails else "not shown to fail"
     what = f"accuracy {self.accuracy.rate:.3f} ({self.clean_accuracy.rate:.3f} unattacked)"
     if self.success is not None and self.clean_success is not None:
