@@ -24,9 +24,9 @@ Others, each measured with exact intervals:
 | a missing attribute of a record      | `guessed_attribute`, `attribute_advantage`           |
 | federated rounds, by lying clients   | `poisoned_training`, `poisoning_grid`                |
 
-An attack that finds little shows that it is weak, or the model private: which of the two, only
-the proof can say. A stronger statement the other way, a lower bound on epsilon that holds at
-95 % for one run, is `dpjax.auditing`'s.
+An attack that finds little is weak, or the model is private; only a proof can tell which of the
+two. `dpjax.auditing` makes the opposite statement: a lower bound on epsilon, which holds at 95 %
+for one run.
 """
 
 from typing import TYPE_CHECKING

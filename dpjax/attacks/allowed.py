@@ -5,13 +5,12 @@
 
   TPR <= e^epsilon FPR + delta    and    1 - FPR <= e^epsilon (1 - TPR) + delta
 
-A run keeps many such pairs at once, one for each epsilon, so its line is the least of theirs
-(Dong, Roth and Su 2022, Proposition 2.12), and far below that of its printed pair alone.
+A run satisfies many such pairs at once, one for each epsilon. So its line is the minimum of their
+lines (Dong, Roth and Su 2022, Proposition 2.12), far below that of the printed pair alone.
 
-What "with a record" means is the neighbouring relation's: under add_or_remove_one, members
-must be drawn by coins of their own (`shadows.random_halves`), for where the size of the
-training set is fixed, another record takes the place of one that is out, and the line for
-that is replace_one's (`replaced`).
+The neighbouring relation defines "with a record". Under add_or_remove_one each member must be
+drawn by a coin of its own (`shadows.random_halves`). Where the size of the training set is fixed,
+another record replaces one that is out; the line for that case is replace_one's (`replaced`).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class AllowedRoc:
 
 
 def by_epsilon(epsilon: float, delta: float) -> AllowedRoc:
-  """The line that (epsilon, delta) alone allows.
+  """Returns the line that (epsilon, delta) alone allows.
 
   >>> line = by_epsilon(np.log(4), 0.0)
   >>> line([0.0, 0.1, 0.8]).round(4)  # 4 * .1, and 1 - .2 / 4
@@ -64,10 +63,10 @@ def by_epsilon(epsilon: float, delta: float) -> AllowedRoc:
 
 
 def by_mu(mu: float) -> AllowedRoc:
-  """The line of mu-Gaussian DP, Phi(Phi^-1(FPR) + mu) (Dong, Roth and Su 2022, Eq. 6).
+  """Returns the line of mu-Gaussian DP, Phi(Phi^-1(FPR) + mu) (Dong, Roth and Su 2022, Eq. 6).
 
-  Proved where the mechanism IS mu-GDP, as Gaussian noise without sampling; for a sampled run
-  the mu of `accounting.gdp.approximate` is an approximation, and so is its line.
+  The line is proved where the mechanism IS mu-GDP, such as Gaussian noise without sampling. For a
+  sampled run the mu of `accounting.gdp.approximate` is an approximation, and so is the line.
 
   >>> by_mu(1.0)([0.5]).round(4)  # Phi(1)
   array([0.8413])
@@ -84,10 +83,9 @@ def by_event(
   neighboring_relation: str = "add_or_remove_one",
   accountant: str = "pld",
 ) -> AllowedRoc:
-  """The line that the accountant proves for an event from many (epsilon, delta) pairs
-  together.
+  """Returns the line that the accountant proves for an event, from many (epsilon, delta) pairs.
 
-  Raises UserError if no epsilon is proved for it.
+  Raises UserError if no epsilon is proved for the event.
 
   >>> line = by_event(accounting.gaussian_event(1.0))  # which is 1-Gaussian DP
   >>> bool(0.8413 <= line([0.5])[0] < 0.842)
@@ -100,9 +98,9 @@ def by_event(
 
 
 def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
-  """The line that a plan guarantees after `steps` (None: all).
+  """Returns the line that a plan guarantees after `steps` steps (None: all).
 
-  That its run may abort on a batch that is too large is accounted for at every epsilon.
+  A run may abort on a batch that is too large. The line accounts for that at every epsilon.
 
   Raises UserError for a plan that guarantees nothing.
 
@@ -124,10 +122,10 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
 
 
 def replaced(line: AllowedRoc) -> AllowedRoc:
-  """The line of a guarantee under another relation, where the number of members is fixed.
+  """Returns the line for a fixed number of members, from a line for adding or removing a record.
 
-  Another record then takes the place of one that is out: two steps of the relation, one out
-  and one in, each of which the line bounds (group privacy, Dong et al. 2022, Theorem 2.14).
+  A record that is out is then replaced by another. That is two steps of the relation, one out and
+  one in, and the line bounds each of them (group privacy, Dong et al. 2022, Theorem 2.14).
 
   >>> line = replaced(by_mu(1.0))  # which is 2-Gaussian DP
   >>> line([0.5]).round(4)  # Phi(2)
@@ -139,10 +137,10 @@ def replaced(line: AllowedRoc) -> AllowedRoc:
 
 
 def of_group(line: AllowedRoc, size: int) -> AllowedRoc:
-  """The line of a guarantee for `size` records at once, that all are in or none.
+  """Returns the line for a group of `size` records, which are all in or all out.
 
-  Each record is one step of the relation, which the line bounds (group privacy, Dong et al. 2022,
-  Theorem 2.14).
+  Each record is one step of the relation, and the line bounds each step (group privacy, Dong et
+  al. 2022, Theorem 2.14).
 
   Raises UserError for a size below 1.
 
@@ -207,11 +205,11 @@ def judge(
 ) -> Judgement:
   """Judges whether an attack is below a line, above it, or undecided for want of records.
 
-  Above: at one of the rates even the lower end of the TPR exceeds what the upper end of the
-  FPR allows. Below: at each of them even the upper end of the TPR is no more than what the
-  lower end of the FPR allows; the rates are looked at, not the whole line. All ends hold
-  together with `confidence` (Bonferroni), if the records count as independent. "Above" is an
-  alarm: `dpjax.auditing.audit` refutes, at the epsilon that a run prints.
+  Above: at one of the rates even the lower end of the TPR exceeds what the upper end of the FPR
+  allows. Below: at each rate even the upper end of the TPR is no more than what the lower end of
+  the FPR allows. Only these rates are judged, not the whole line. All ends hold together with
+  `confidence` (Bonferroni), if the records are independent. "Above" is only an alarm;
+  `dpjax.auditing.audit` can refute the epsilon that a run prints.
 
   >>> truth = np.arange(20_000) >= 10_000
   >>> leaky = roc.curve_of(truth + 0.0, truth)  # told apart without a mistake

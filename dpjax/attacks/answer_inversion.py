@@ -1,9 +1,9 @@
 """Model inversion, black box: reconstructs inputs from the model's answers.
 
-The attacker asks the model about records of its own (auxiliary data, of the same kind), and
-trains a decoder from answers to inputs (Yang et al. 2019). It is then held against the answers
-to others' records. The baseline knows the mean input; a stronger one the mean of the class that
-the model names: what a decoder sees beyond it is what probabilities leak and labels do not.
+The attacker asks the model about its own records (auxiliary data of the same kind), and trains a
+decoder from answers to inputs (Yang et al. 2019). The decoder then decodes the answers to other
+people's records. One baseline guesses the mean input; a stronger one guesses the mean of the class
+that the model names. A decoder that beats the latter uses what probabilities leak beyond labels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpjax.attacks.roc import Interval, exact_interval
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
-# Least probability; float32 answers hold no more digits.
+# Smaller probabilities count as this one, since float32 answers do not resolve them.
 _FLOOR = 1e-7
 
 
@@ -36,7 +36,7 @@ class Decoder(NamedTuple):
   mean: np.ndarray  # [*shape] of the inputs that it was trained on
 
   def __call__(self, answers: HostArray) -> np.ndarray:
-    """Decodes answers. Raises UserError for another number of classes, or no probabilities."""
+    """Decodes answers. Raises UserError if they have other classes or are no probabilities."""
     logs = _logs(answers)
     if logs.shape[1:] != self.center.shape:
       raise UserError(
@@ -62,7 +62,8 @@ class AnswerInversion:
   """Trains an MLP from log probabilities to inputs, by least squares.
 
   Args:
-    features: widths of its hidden layers.
+    features: widths of the hidden layers.
+    fit: how the MLP is trained.
   """
 
   features: tuple[int, ...] = (256, 256)
@@ -75,8 +76,7 @@ class AnswerInversion:
   def __call__(self, answers: HostArray, x: HostArray, *, seed: int) -> Decoder:
     """Trains on the answers [n, K] to the attacker's own inputs [n, *shape].
 
-    Raises UserError for answers that are no probabilities, no inputs, or a different number of
-    them.
+    Raises UserError for answers that are no probabilities, or if there is not one input for each.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(200, 1)).astype(np.float32)
@@ -96,7 +96,7 @@ class AnswerInversion:
     # A class whose answers never change has no spread to divide by.
     scale = logs.std(axis=0) + 1e-6
     mean = inputs.mean(axis=0)
-    # The decoder learns the difference of an input from the mean, which is the baseline.
+    # The decoder learns only the difference of an input from the mean, the weaker baseline.
     wanted = (inputs - mean).reshape(len(inputs), -1)
     model = models.Mlp(wanted.shape[1], features=self.features, activation="relu")
     first = model.init(jax.random.key(seed % 2**32), jnp.zeros((1, logs.shape[1])))
@@ -116,7 +116,7 @@ class DecoderScore(NamedTuple):
   mse_of_mean: np.ndarray  # [n] of the mean input of the attacker's own data
   mse_of_class_mean: np.ndarray | None  # [n] where class means were given
   nearer: int  # records that it decodes better than the best of these guesses
-  interval: Interval  # exact, of their share, at 95 %
+  interval: Interval  # exact 95 % interval of the share of those records
 
   @property
   def explained(self) -> float:
@@ -131,12 +131,12 @@ def judge_decoder(
   *,
   class_means: HostArray | None = None,
 ) -> DecoderScore:
-  """Decodes the answers [n, K] to other records, and compares the result with those
-  records, x [n, *shape].
+  """Decodes the answers [n, K] to other records, and compares the result with the records.
 
   Args:
-    class_means: [K, *shape], class means of the attacker's own data: the best guess from the
-      label alone.
+    x: the records [n, *shape].
+    class_means: [K, *shape], class means of the attacker's own data. They are the best guess from
+      the label alone. None: not compared.
 
   Raises UserError for records or means of another shape.
   """

@@ -1,8 +1,8 @@
 """Base classes for the attacks of `launch.attack`: their settings, and what their runs read.
 
-An attack of `launch.attack` is a frozen dataclass that derives from one of these, whose fields
-all have defaults. A row of `registry.ATTACKS` gives it a name; a user's own is named by its
-import path, `--config.attack=mine:SignFlip --config.attack.factor=3`.
+An attack of `launch.attack` is a frozen dataclass that derives from one of these classes. All its
+fields have defaults. A row of `registry.ATTACKS` gives it a name. A user's own attack is named by
+its import path, `--config.attack=mine:SignFlip --config.attack.factor=3`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ class AttackSettings:
 
   Attributes:
     section: the part of the config that is attacked: "train" or "federate".
-    module: full name of the module with its `prepare`, `phase` and `measured`, as those of
+    module: full name of the module with the functions `prepare`, `phase` and `measured`, as in
       `dpjax.experiments.kinds.attack.poisoned_rounds`.
-    task: task named in result.json. A task that is not dpjax's brings the rows of its table, as
-      `rows` of the result of `measured`.
+    task: task named in result.json. For a task that is not dpjax's, the result of `measured` holds
+      the rows of its table as `rows`.
     wants: fact of `federated.described.AlgorithmFacts` that the attacked algorithm must have.
-    wants_because: why, after a comma.
-    colludes: attackers see the messages of honest clients.
-    deals_records: it chooses who is trained on, so statistics of all would leak.
-    unread: fields of the attacked config that decide nothing of what it sees.
+    wants_because: reason for `wants`, put after a comma in the error message.
+    colludes: whether the attackers see the messages of honest clients.
+    deals_records: whether the attack chooses the records that are trained on. Statistics of all
+      records would then tell about those that are left out.
+    unread: fields of the attacked config that have no effect on what the attack sees.
   """
 
   section: ClassVar[str]
@@ -57,9 +58,9 @@ class PoisoningSettings(AttackSettings):
   """Settings of every poisoning of federated rounds; see `attacks.poisoning`.
 
   Args:
-    fraction: fraction of the clients, who attack; which ones follows from the seed.
+    fraction: fraction of the clients that attack. The seed decides which ones.
 
-  An attack of this kind needs `method` and its numbers, and nothing else:
+  An attack of this kind defines `method` and its own settings, and nothing else:
 
   >>> from dpjax import attacks
   >>> @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Attribute inference: recovers a missing attribute of a record from the model's answers
 about the rest.
 
-The attacker knows a record but for one attribute, its label included, and tries every value:
-the one under which the model finds the label likeliest, times how frequent the value is, is
-the guess (Fredrikson et al. 2014; Yeom et al. 2018).
+The attacker knows a record and its label, except for one attribute, and tries every value of it.
+The guess is the value with the largest product of its frequency and the probability that the model
+then gives to the label (Fredrikson et al. 2014; Yeom et al. 2018).
 
-A model that has learned how persons are guesses right about persons it has never seen, too. That
-is no leak of a record: what counts is the ADVANTAGE, how much oftener the guess is right about
-records that the model was trained on than about those that it was not (ibid.).
+A model that has learned about a population also yields right guesses about persons that it has
+never seen. That is no leak of a record. What counts is the ADVANTAGE: the rate of right guesses on
+records that the model was trained on, minus the rate on other records (ibid.).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def guessed_attribute(
   *,
   prior: HostArray | None = None,
 ) -> Signal:
-  """Signal for `train_shadows`: for each record, the attribute value [n] that the model
-  finds likeliest.
+  """Returns a signal for `train_shadows`: the place [n] of the likeliest value for each record.
 
   Args:
-    columns: places of the attribute among a record's flattened numbers: one, or several for
-      one that is written as several. What they hold is never read.
-    values: [V, len(columns)], what the attribute can be (or [V] for one column).
-    prior: [V] how frequent each is; None: all alike.
+    columns: places of the attribute in a flattened record: several where several numbers encode
+      it, as a one-hot code does. The numbers in these places are never read.
+    values: [V, len(columns)], the possible values of the attribute (or [V] for one column).
+    prior: [V], the frequency of each value; None: all are equally frequent.
 
-  Raises UserError for columns that a record does not have, fewer than two values, no distribution.
+  Raises UserError for columns that a record does not have, fewer than two values, or a prior that
+  is no distribution.
 
   >>> guess = guessed_attribute(lambda w, x: x @ w, [0], [0.0, 1.0])
   >>> records = Example(np.array([[9.0, 0.0], [9.0, 0.0]]), np.array([0, 1]))
@@ -112,17 +112,18 @@ class AttributeAdvantage(NamedTuple):
 def attribute_advantage(
   guesses: HostArray, included: HostArray, truth: HostArray, *, confidence: float = 0.95
 ) -> AttributeAdvantage:
-  """Advantage of the guesses [S, n] of S models on records that they were trained on.
+  """Measures the advantage of the guesses [S, n] of S models on records that they were trained on.
 
-  Each record counts by ONE model that held it and one that did not. Which they are goes
-  round by the record's place, so each record counts once a side, and the
-  exact intervals of both rates, each at (1 + confidence) / 2, give that of the difference.
-  With `random_halves(2 k, n, ...)` every record has such models.
+  Each record is judged by ONE model that held it and by one that did not; these rotate over the
+  records. So each record counts once on either side. Both rates have exact intervals at
+  (1 + confidence) / 2, which together give the interval of the difference. With
+  `random_halves(2 k, n, ...)` every record has such models.
 
   Args:
-    included: bool [S, n], who was trained on what. truth: integers [n], the true value.
+    included: bool [S, n], which model was trained on which record.
+    truth: integers [n], places of the true values among the possible ones.
 
-  Raises UserError for shapes that do not match, a record that every model held, or none.
+  Raises UserError for shapes that do not match, or a record that all models held or none did.
 
   >>> result = attribute_advantage([[1, 0], [0, 0]], np.eye(2, dtype=bool), [1, 0])
   >>> result.with_record, result.without_record, result.advantage
@@ -151,13 +152,13 @@ def attribute_advantage(
   level = (1 + confidence) / 2
   n = true.size
   ends = [exact_interval(count, n, level) for count in counts]
-  # The least advantage is the lower end of one rate minus the upper end of the other.
+  # The smallest advantage is the lower end of one rate minus the upper end of the other.
   interval = (ends[0][0] - ends[1][1], ends[0][1] - ends[1][0])
   baseline = np.unique(true, return_counts=True)[1].max() / n
   return AttributeAdvantage(counts[0], n, counts[1], n, interval, float(baseline))
 
 
 def _turn(side: np.ndarray) -> np.ndarray:
-  """[n]: for each record one of the models that `side` [S, n] marks, in turn."""
+  """Returns [n]: one of the models that `side` [S, n] marks for each record, in rotation."""
   turn = np.arange(side.shape[1]) % side.sum(axis=0)
   return np.argmax(side & (np.cumsum(side, axis=0) == turn + 1), axis=0)

@@ -1,11 +1,11 @@
 """Model inversion, white box: reconstructs a typical input of each class.
 
-Fredrikson et al. (2015), MIFace: gradient descent on an input until the model is sure of its
-class, held to what inputs look like by priors. What is found is a picture of the class as the
-model knows it, near its mean where a class holds one person or one digit; it is no record.
+Fredrikson et al. (2015), MIFace: gradient descent moves an input until the model is sure of its
+class. Priors keep the input natural. The result shows the class as the model knows it, and is no
+record. It is close to the class mean where a class holds one person or one digit.
 
-An input that fools the model proves nothing: `judge_inversion` asks a network that was trained
-on other records (`apply`, `params` of another), and compares with the class's true mean.
+An input that only fools the model proves nothing. So `judge_inversion` asks another network, which
+was trained on other records, and compares the input with the true mean of the class.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Inverted(NamedTuple):
   """Inputs that an inversion found, `count` for each class, in the order of the classes."""
 
   x: np.ndarray  # [K count, *shape]
-  y: np.ndarray  # [K count] int32, the class that each is of
-  confidence: np.ndarray  # [K count] that the TARGET gives that class
+  y: np.ndarray  # [K count] int32, the class of each input
+  confidence: np.ndarray  # [K count] probability that the TARGET gives to that class
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,12 +42,12 @@ class ClassInversion:
   """Adam on -log p(class | x) + l2 / 2 |x - mean|^2 + tv TV(x), in the box [low, high].
 
   Args:
-    temperature: the logits are divided by it for p: above 1, a model that is nearly sure
-      still moves the input.
-    l2, total_variation: strength of the priors: near the mean, and smooth (images only).
-    mean: mean of the public prior, and where the search starts: a number, or [*shape].
-    spread: standard deviation of the random starts about it.
-    low, high: what values an input can have; None: any.
+    temperature: divisor of the logits in p. Above 1, a model that is nearly sure of the class still
+      gives a gradient that moves the input.
+    l2, total_variation: weights of the priors, near the mean and smooth (images only).
+    mean: mean of the public prior, around which the search starts: a number, or [*shape].
+    spread: standard deviation of the random starts around the mean.
+    low, high: bounds of each number of an input; None: no bound.
   """
 
   steps: int = 500
@@ -82,10 +82,12 @@ class ClassInversion:
     """Inverts the model `apply(params, x [B, *shape]) -> logits [B, K]`, all classes at once.
 
     Args:
-      shape: shape of one input. classes: which; in [0, K). count: random starts of each.
+      shape: shape of one input.
+      classes: classes to invert, each in [0, K).
+      count: random starts for each class.
 
-    Raises UserError for classes that the model does not have, total variation of no image, a mean
-    of another shape, an input that the model does not take.
+    Raises UserError for classes that the model does not have, total variation without images, a
+    mean of another shape, or an input that the model does not take.
 
     >>> weights = jnp.array([[2.0, -1.0], [0.0, 1.0]])  # x [B, 2] @ weights
     >>> find = ClassInversion(low=-1.0)
@@ -157,8 +159,10 @@ class InversionScore(NamedTuple):
 
   count: int  # found inputs that the network calls by their class
   total: int
-  interval: Interval  # exact, of the rate, at 95 %; takes the starts as independent
-  ssim: np.ndarray | None  # [total] to the mean of the class; images of 11 x 11 pixels on
+  interval: Interval  # exact 95 % interval of the rate, if the starts are independent
+  ssim: (
+    np.ndarray | None
+  )  # [total] to the mean of the class; for images of at least 11 x 11
   mse: np.ndarray  # [total] to the mean of the class
 
   @property
@@ -177,11 +181,11 @@ def judge_inversion(
   """Asks the evaluation network `apply(params, x)`, and compares with the class means.
 
   Args:
-    records: the true ones, from which the mean of each class is taken.
-    target: parameters of the attacked model, which is no judge of itself.
+    records: true records, from which the mean of each class is taken.
+    target: parameters of the attacked model, which must not judge itself.
 
-  Raises UserError for the target as its own judge, or a judge of fewer classes; a class without a
-  record; inputs of another shape.
+  Raises UserError if the target is its own judge, or the judge has too few classes. Also for a
+  class without a record, or inputs of another shape.
   """
   same_tree = jax.tree.structure(params) == jax.tree.structure(target)
   # Networks with equal bits count as one network.
@@ -206,7 +210,7 @@ def judge_inversion(
 
 
 def class_means(records: Dataset, classes: HostArray) -> np.ndarray:
-  """The mean record of each class: [num_classes, *shape], 0 for classes not asked for.
+  """Returns the mean record of each class: [num_classes, *shape], 0 for classes not asked for.
 
   Raises UserError for a class without a record.
   """

@@ -3,14 +3,14 @@
 | attack    | what every attacker sends                           | source                      |
 | --------- | --------------------------------------------------- | --------------------------- |
 | `alie`    | the honest mean, z honest standard deviations off   | Baruch et al. 2019          |
-| `min_max` | the honest mean, moved as far as no distance to an  | Shejwalkar, Houmansadr 2021 |
-|           | honest message gives away                           |                             |
-| `min_sum` | the same, as far as no sum of distances to all      | Shejwalkar, Houmansadr 2021 |
-|           | honest messages gives away                          |                             |
+| `min_max` | the honest mean, moved while its largest distance   | Shejwalkar, Houmansadr 2021 |
+|           | to an honest message is one of honest messages      |                             |
+| `min_sum` | the same for the sum of squared distances to all    | Shejwalkar, Houmansadr 2021 |
+|           | honest messages                                     |                             |
 
 The attackers know the messages of all honest clients of a round: the strongest adversary of the
-papers. Such a lie is no change of one client, so it is put in before the aggregator: attackers send
-NaN, which marks them, and `colluding` replaces the marks.
+papers. One client alone cannot compute such a lie, so it is inserted before the aggregator.
+Attackers send NaN as a mark, and `colluding` replaces the marks by the lie.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ DIRECTIONS = ("std", "unit", "sign")
 
 
 class _Honest(NamedTuple):
-  """Facts that attackers know about a round: one row for each message."""
+  """Facts that attackers know about a round, with one row for each message."""
 
   messages: Array  # [C, d], 0 where a client is not honest
-  there: Array  # [C] bool, honest clients
+  there: Array  # [C] bool, True for honest clients
   num_clients: Array  # []
   num_attackers: Array  # []
 
@@ -55,11 +55,12 @@ class _Honest(NamedTuple):
 
 
 def alie(z: float | None = None) -> Poisoning:
-  """The attack "A little is enough": the honest mean minus z standard deviations.
+  """Returns the attack "A little is enough": the honest mean minus z standard deviations.
 
   Args:
-    z: None for the largest at which, of Gaussian messages, enough honest ones are further off for a
-      majority: Phi(z) = (n - m - s) / (n - m), with s = floor(n / 2 + 1) - m for m of n clients.
+    z: None chooses the largest z at which the attackers, with the honest clients that are further
+      off, form a majority, if messages are Gaussian: Phi(z) = (n - m - s) / (n - m). Here m of n
+      clients attack, and s = floor(n / 2 + 1) - m.
 
   Raises UserError for z that is not positive.
 
@@ -74,7 +75,7 @@ def alie(z: float | None = None) -> Poisoning:
     m = honest.num_attackers
     supporters = jnp.floor(n / 2 + 1) - m
     share = (n - m - supporters) / jnp.maximum(n - m, 1)
-    # From a half of attackers on every z works, and the paper gives none there.
+    # If half of the clients or more attack, every z works, and the paper names none.
     largest = special.ndtri(jnp.clip(share, 1e-3, 1 - 1e-3))
     return honest.mean - (largest if z is None else z) * honest.std
 
@@ -82,15 +83,15 @@ def alie(z: float | None = None) -> Poisoning:
 
 
 def min_max(direction: str = "std") -> Poisoning:
-  """Attackers send mean + gamma p, with the largest gamma that stays within honest
-  distances.
+  """Returns an attack that sends mean + gamma p, limited by the distances of honest messages.
 
-  The largest distance of the lie to an honest message is that between two honest ones. gamma is the
-  smallest positive root of one square for each honest client.
+  gamma is the largest at which no honest message is further from the lie than the two most distant
+  honest messages are from each other. Each honest client gives a quadratic equation for gamma, and
+  the smallest positive root of all is taken.
 
   Args:
-    direction: p: std (less the honest standard deviations), unit (against the honest mean), sign
-      (against its signs).
+    direction: the direction p: "std" (minus the honest standard deviations), "unit" (against the
+      honest mean), or "sign" (against the signs of the honest mean).
 
   Raises UserError for another direction.
 
@@ -123,14 +124,13 @@ def min_max(direction: str = "std") -> Poisoning:
 
 
 def min_sum(direction: str = "std") -> Poisoning:
-  """Attackers send mean + gamma p, with the largest gamma that stays within honest sums of
-  distances.
+  """Returns an attack that sends mean + gamma p, limited by honest sums of squared distances.
 
-  The sum of squared distances of the lie to all honest messages is that of the honest message which
-  lies furthest from all others.
+  gamma is the largest at which the lie's sum of squared distances to all honest messages does not
+  exceed the largest such sum of an honest message.
 
   Args:
-    direction: p, as in `min_max`.
+    direction: the direction p, as in `min_max`.
 
   Raises UserError for another direction.
 
@@ -154,7 +154,7 @@ def min_sum(direction: str = "std") -> Poisoning:
 
 
 def _way(honest: _Honest, direction: str) -> Array:
-  """The direction p of `min_max` and `min_sum`, [d]."""
+  """Returns the direction p [d] of `min_max` and `min_sum`."""
   mean = honest.mean
   length = jnp.linalg.norm(mean)
   ways = {
@@ -170,11 +170,10 @@ def _colluders(lie: Callable[[_Honest], Array]) -> Poisoning:
 
 
 def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
-  """Returns the aggregator with attackers in front of it, who replace their messages of the
-  round.
+  """Returns an aggregator that first replaces the attackers' messages of the round by their lie.
 
-  One whose attackers do not collude is returned as it is. All messages of a round are kept side by
-  side, also for an aggregator that adds them up one by one.
+  If the attackers do not collude, the aggregator is returned unchanged. Else all messages of a
+  round are held in memory, also for an aggregator that would add them up one by one.
 
   Raises UserError for an aggregator that sees no single message (a secure sum).
 
@@ -202,9 +201,9 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
     )
     # NaN in every entry is the mark of an attacker.
     marked = mask & jnp.all(jnp.isnan(flat), axis=1)
-    # A message with some NaN is neither an attacker's mark nor an honest message.
+    # A message that is NaN only in part is neither an attacker's mark nor an honest message.
     there = mask & jnp.all(jnp.isfinite(flat), axis=1)
-    # Uncounted rows are set to 0, since 0 times NaN is NaN.
+    # Rows that do not count are set to 0, since NaN times a weight of 0 is still NaN.
     rows = jnp.where(there[:, None], flat, 0.0)
     lies = lie(_Honest(rows, there, jnp.sum(mask), jnp.sum(marked)))
     flat = jnp.where(marked[:, None], lies[None], flat)
@@ -237,7 +236,7 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
 
 @dataclasses.dataclass(frozen=True)
 class LittleIsEnough(CollusionSettings):
-  """`attacks.alie`; z None: the largest z that leaves enough honest messages further away."""
+  """`attacks.alie`. z None: the largest z that leaves enough honest messages further away."""
 
   z: float | None = None
 

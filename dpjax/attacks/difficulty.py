@@ -1,7 +1,8 @@
 """Membership by quantile regression: no shadow models (Bertran et al. 2023).
 
-An attacker with records that were certainly not trained on learns how sure the model is of records
-that look like x. What the model is surer of than all but a few of those is called a member.
+The attacker has records that were certainly not trained on. From them it learns how sure the model
+is of a non-member that looks like x. If the model is surer of x than of nearly all of these, the
+attacker calls x a member.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ def quantile_regression(
   """Returns the log odds [n] minus the (1 - fpr) quantile of a non-member like x.
 
   Gradient-boosted trees learn the quantile on half of the known records, by the pinball loss. The
-  other half shifts it (split conformal prediction). So a non-member that is drawn like the known
-  ones has a score above 0 with a probability of at most `fpr`, whatever the trees have learned.
+  other half corrects it by a constant (split conformal prediction). So a non-member that is drawn
+  like the known ones scores above 0 with probability at most `fpr`, whatever the trees learned.
 
   Args:
     log_odds: [n], log odds of the target (`signals`).
     features: [n, d] numbers that the attacker knows of the records, such as pixels, a label, or the
       answers of another model.
-    known_log_odds: [m], those of records that are no members.
-    known_features: [m, d].
+    known_log_odds: [m], log odds of the target on records that are no members.
+    known_features: [m, d], features of those records.
     fpr: false positive rate in (0, 1) at which members are to be found, at least 1 / (m / 2 + 1).
     seed: seed of the halves and the trees.
 
@@ -70,7 +71,7 @@ def quantile_regression(
       field="fpr",
       value=fpr,
     )
-  # Imported here: it is slow.
+  # Imported here, since scikit-learn is slow to import.
   with optional.needed():
     from sklearn.ensemble import GradientBoostingRegressor
 
@@ -79,8 +80,7 @@ def quantile_regression(
     loss="quantile", alpha=1 - fpr, max_depth=2, min_samples_leaf=leaf, random_state=seed
   ).fit(known_seen[learned], known[learned])
   over = np.sort(known[held_back] - trees.predict(known_seen[held_back]))
-  # The `allowed`-th largest of n: a new score exceeds it with probability allowed / (n +
-  # 1).
+  # A new score exceeds the `allowed`-th largest of n with probability at most allowed / (n + 1).
   return odds - trees.predict(seen) - over[-allowed]
 
 

@@ -3,15 +3,15 @@
 Carlini et al. 2019, "The Secret Sharer" (arXiv:1802.08232). A canary is a line of a declared
 format, such as "the key of ada is 4711.", whose secret was drawn uniformly. An attacker who knows
 the format ranks all possible secrets by their loss. The exposure of a canary is
-log2(number of secrets) - log2(rank), in bits: log2 of the number of secrets if it comes first.
+log2(number of secrets) - log2(rank), in bits. It is largest, log2(number of secrets), at rank 1.
 
 | exposure by         | needs                                 | exact                        |
 | ------------------- | ------------------------------------- | ---------------------------- |
 | `exposure_by_rank`  | the loss of every secret              | yes                          |
 | `extrapolate`       | the losses of some hundred secrets    | if they are skew-normal      |
 
-A canary that was never in the text has a uniform rank, so its exposure has a mean of about 1.44
-bits (log2 e), and not of 0. `ExposureBound` says what a proved epsilon allows beyond that.
+A canary that was never in the text has a uniform rank. So the mean of its exposure is about 1.44
+bits (log2 e), and not 0. `ExposureBound` gives the exposure that a proved epsilon allows.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dpjax.attacks import allowed, signals
 from dpjax.types import Example, HostArray, LossFn, Params
 from dpjax.validate import UserError
 
-# More secrets than this are not enumerated.
+# A format with more secrets than this is refused, since attacks enumerate all secrets.
 _MOST_SECRETS = 10**7
-# Largest skewness that the fit takes on; that of a skew-normal is below .9953.
+# Larger skewness is cut to this before the fit, since a skew-normal has at most .9953.
 _MOST_SKEWED = 0.99
-# Up to here the expected exposure is summed rank by rank, and in steps beyond.
+# The expected exposure is summed rank by rank up to this rank, and in larger steps beyond.
 _EACH_RANK = 10_000
 
 
@@ -82,11 +82,11 @@ class CanaryFormat:
     return len(self.alphabet) ** self.length
 
   def text(self, secret: int) -> str:
-    """Returns the line with the secret of that number, 0 to num_secrets - 1."""
+    """Returns the line with secret number `secret`, from 0 to num_secrets - 1."""
     validate.integer_in(0, self.num_secrets - 1, secret=secret)
     base = len(self.alphabet)
     places = [secret // base**place % base for place in reversed(range(self.length))]
-    # Replaced and not formatted, since other braces of the template are plain text.
+    # `str.format` would read other braces of the template, which are plain text.
     return self.template.replace("{}", "".join(self.alphabet[place] for place in places))
 
 
@@ -96,8 +96,8 @@ def sequence_losses(
   """Returns the loss of each line: tokens [n, T] -> float64 [n].
 
   Args:
-    loss_fn: loss of ONE example, such as `losses.next_token(..., reduction="sum")`, which is the
-      log-perplexity of a line. All secrets of a format have equally many characters.
+    loss_fn: loss of ONE example, such as `losses.next_token(..., reduction="sum")`, the
+      log-perplexity of a line. Sums compare fairly, since all secrets of a format are equally long.
     params: parameters of the attacked model.
     tokens: lines [n, T].
     batch_size: lines that are evaluated at once.
@@ -129,8 +129,8 @@ def exposure_by_rank(losses: HostArray, secret: int) -> Exposure:
   exposes nothing.
 
   Args:
-    losses: [N], of every secret of the format.
-    secret: place of the true one.
+    losses: [N], the loss of every secret of the format.
+    secret: place of the true secret.
 
   Raises UserError for NaN, or a place that does not exist.
 
@@ -144,7 +144,7 @@ def exposure_by_rank(losses: HostArray, secret: int) -> Exposure:
 
 
 def _losses(name: str, losses: HostArray, *, least: int) -> np.ndarray:
-  # Refuses NaN: a diverged model would rank first what it cannot evaluate.
+  # Refuses NaN: every comparison with it is False, so a diverged model would seem to leak.
   values = signals.numbers(name, losses)
   if values.ndim != 1 or len(values) < least:
     raise UserError(
@@ -165,19 +165,20 @@ class Extrapolation(NamedTuple):
 def extrapolate(
   loss: float, references: HostArray, *, draws: int = 200, seed: int = 0
 ) -> Extrapolation:
-  """Returns -log2 of the share of secrets whose loss is at most the canary's, by a fit.
+  """Estimates the exposure: -log2 of the share of secrets whose loss is at most the canary's.
 
-  The losses of random secrets are taken as skew-normal (Carlini et al. 2019, section 4.3; fitted
-  here by its first three moments). A canary that lies outside gets more bits than could be counted.
-  The p-value is that of a parametric bootstrap, since a fit is always close to its own data.
+  The losses of random secrets are assumed to be skew-normal (Carlini et al. 2019, section 4.3), and
+  are fitted here by their first three moments. A canary with a loss below all references gets more
+  bits than counting could give. A fit is always close to its own data, so the p-value comes from a
+  parametric bootstrap.
 
   Args:
-    loss: of the canary.
-    references: [m], losses of random secrets of the same format, at least 20.
-    draws: samples of the fit, each fitted again.
-    seed: seed of those.
+    loss: loss of the canary.
+    references: [m], losses of at least 20 random secrets of the same format.
+    draws: samples that are drawn from the fit, each fitted again, for the p-value.
+    seed: seed of these samples.
 
-  Raises UserError for numbers that are not finite, too few references, or equal ones.
+  Raises UserError for numbers that are not finite, too few references, or references all equal.
 
   >>> references = 10 + special.ndtri(np.arange(0.5, 1000) / 1000)
   >>> extrapolated = extrapolate(6.0, references)  # 4 deviations: -log2(3.2e-5)
@@ -233,8 +234,8 @@ def _distance(values: np.ndarray) -> float:
 def _log_cdf(z: float, shape: float) -> float:
   """Returns log of the standard skew-normal distribution function at z.
 
-  By the integral of its density below z, in logarithms: the usual formula with Owen's T is a
-  difference of equal numbers in the tail, where canaries lie.
+  Integrates the density below z, in logarithms. The usual formula with Owen's T loses all digits in
+  the tail, where canaries lie: there it is a difference of nearly equal numbers.
   """
   # Near z the density changes over 1 / (1 + |z| (1 + shape^2)), and further away over 1. A
   # geometric grid resolves both.
@@ -250,19 +251,19 @@ def _log_cdf(z: float, shape: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ExposureBound:
-  """The exposure that a guarantee allows to a canary, of whatever attacker.
+  """Bounds on the exposure of a canary that a guarantee allows, for every attacker.
 
-  The secret is uniform among N, and stands in `copies` records. Without those records the output
-  knows nothing of it, so Pr[rank <= m] <= m / N for every way to rank. With them it is at most
-  G(...G(m / N)), where G is the line of the guarantee (the largest TPR at an FPR), applied once for
-  each copy: group privacy (Dong, Roth and Su 2022, Theorem 2.14). For epsilon alone and one copy
-  that is Pr[exposure >= b] <= e^epsilon / 2^b + delta.
+  The secret is uniform among N, and occurs in `copies` records. Without those records the output
+  does not depend on it, so Pr[rank <= m] <= m / N for every way to rank. With them the probability
+  is at most G(...G(m / N)). G is the line of the guarantee (the largest TPR at an FPR), applied
+  once for each copy: group privacy (Dong, Roth and Su 2022, Theorem 2.14). For one (epsilon, delta)
+  and one copy that is Pr[exposure >= b] <= e^epsilon / 2^b + delta.
 
   Args:
-    line: of the guarantee, such as `allowed.by_plan(plan)`.
-    num_secrets: N.
-    copies: protected units in which the secret stands: lines, or users who have any number of
-      such lines.
+    line: line of the guarantee, such as `allowed.by_plan(plan)`.
+    num_secrets: number N of possible secrets.
+    copies: number of protected units that hold the secret. A unit is a line, or a user with any
+      number of such lines.
 
   Raises UserError for fewer than 2 secrets or 1 copy.
 
@@ -280,19 +281,19 @@ class ExposureBound:
     validate.integer_at_least(1, copies=self.copies)
 
   def probability(self, bits: float) -> float:
-    """Returns the most probability with which the exposure reaches so many bits."""
+    """Returns an upper bound on the probability of an exposure of at least `bits`."""
     if not math.isfinite(bits):
       raise UserError("must be finite", field="bits", value=bits)
     if bits <= 0:
       return 1.0
     # The rank is whole; 1e-9 forgives the rounding of a power of 2.
     rank = math.floor(2.0 ** (math.log2(self.num_secrets) - bits) * (1 + 1e-9))
-    # The first rank has the most bits that there are.
+    # No rank is below 1, so no exposure is above log2(num_secrets).
     return float(self._reached(np.array([rank]))[0]) if rank else 0.0
 
   def mean(self) -> float:
-    """Returns the most that the exposure can be in expectation over secret and training, in
-    bits. Even without any leakage it is log2 e, for many secrets."""
+    """Returns an upper bound on the mean exposure over secret and training, in bits. Even without
+    any leakage it is about log2 e, if there are many secrets."""
     each = np.arange(1, min(self.num_secrets, _EACH_RANK) + 1)
     number = 1 + int(4000 * math.log10(max(1.0, self.num_secrets / each[-1])))
     further = np.unique(np.geomspace(each[-1], self.num_secrets, number).round())
@@ -302,7 +303,7 @@ class ExposureBound:
     return float(np.sum(self._reached(ranks[1:] - 1) * np.diff(np.log2(ranks))))
 
   def most(self, confidence: float = 0.95) -> float:
-    """Returns the bits that the exposure does not exceed, with that probability."""
+    """Returns the bits that the exposure does not exceed with probability `confidence`."""
     validate.open_unit(confidence=confidence)
     low = 0  # a rank that is exceeded with this confidence
     high = self.num_secrets
@@ -315,5 +316,5 @@ class ExposureBound:
     return math.log2(self.num_secrets) - math.log2(low + 1)
 
   def _reached(self, ranks: np.ndarray) -> np.ndarray:
-    """Returns the most probability that the rank is at most each of these."""
+    """Returns upper bounds on the probability that the rank is at most each of `ranks`."""
     return np.asarray(allowed.of_group(self.line, self.copies)(ranks / self.num_secrets))

@@ -5,10 +5,10 @@
 | `solve_softmax`  | probabilities | a linear model exactly, from d + 1 queries | Tramèr 2016    |
 | `Extraction`     | either        | a student of any shape, taught by answers  | Orekondy 2019  |
 
-The measure is fidelity: on how many inputs, not asked before, copy and model name one label.
-Differential privacy protects records, not the model: a private model is copied as any other is.
-What an owner can take away is digits (`ask(..., decimals=)`), probabilities (`labels_only=`),
-and queries.
+The measure is fidelity: the share of new inputs on which copy and model name the same label.
+Differential privacy protects records, not the model: a private model is copied like any other. An
+owner can round the answers (`ask(..., decimals=)`), give labels alone (`labels_only=`), and limit
+the number of queries.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ def ask(
   decimals: int | None = None,
   batch_size: int = 500,
 ) -> Ask:
-  """Queries a model: x [n, ...] -> its answers, float64 [n, K].
+  """Returns the function that queries a model: x [n, ...] -> its answers, float64 [n, K].
 
   Args:
-    labels_only: 1 for the most probable label, 0 for all others.
-    decimals: probabilities are rounded to so many; None: as they are.
+    labels_only: answers are 1 for the most probable label, and 0 for all others.
+    decimals: number of decimals of the rounded probabilities; None: not rounded.
 
-  Raises UserError for both defences at once, and for inputs that the model does not take.
+  Raises UserError for both defences at once. The function raises it for inputs that the model does
+  not take.
 
   >>> door = ask(lambda w, x: x * w, 1.0, decimals=1)
   >>> door(np.array([[0.0, 1.0]])).tolist()  # .269, .731
@@ -82,17 +83,17 @@ def _probabilities(answers: HostArray) -> np.ndarray:
 
 
 def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndarray]:
-  """(kernel [d, K], bias [K]) of a linear softmax model, by solving its equations.
+  """Solves for (kernel [d, K], bias [K]) of a linear softmax model (Tramèr et al. 2016, 4.1).
 
-  log(p_k / p_0) is linear in x, so d + 1 queries in general position are enough; more are
-  solved by least squares. Only differences of logits are decided: those of class 0 are 0.
-  (Tramèr et al. 2016, section 4.1.)
+  log(p_k / p_0) is linear in x, so d + 1 queries in general position are enough. More queries are
+  solved by least squares. Answers fix only differences of logits, so class 0 gets weights of 0.
 
   Args:
-    x: queries [n, ...], flattened to [n, d]. answers: probabilities [n, K].
+    x: queries [n, ...], flattened to [n, d].
+    answers: probabilities [n, K].
 
-  Raises UserError for fewer than d + 1 queries, or more of them in a subspace; a probability of 0
-  or 1 (rounded, or a label), which has no logarithm.
+  Raises UserError if the queries do not fix d + 1 numbers for each class. Also for a probability of
+  0 or 1 (rounded, or a label), which has no log odds.
 
   >>> kernel, bias = solve_softmax([[0.0], [1.0]], [[0.5, 0.5], [0.25, 0.75]])
   >>> kernel.round(4).tolist(), (bias.round(4) + 0.0).tolist()  # log 3
@@ -130,8 +131,9 @@ class Extraction:
   """Trains a student model to answer as the target did.
 
   Args:
-    apply: model of the student, `(params, x [B, ...]) -> logits [B, K]`; of any architecture.
-    init_params: function of a key.
+    apply: the student, `(params, x [B, ...]) -> logits [B, K]`, of any architecture.
+    init_params: function from a key to the student's first parameters.
+    fit: how the student is trained.
   """
 
   apply: Apply
@@ -139,10 +141,10 @@ class Extraction:
   fit: Fit = dataclasses.field(default_factory=Fit)
 
   def __call__(self, x: HostArray, answers: HostArray, *, seed: int) -> Params:
-    """The student's parameters, after training on queries x [n, ...] and answers [n, K].
+    """Trains on queries x [n, ...] and answers [n, K], and returns the student's parameters.
 
-    Raises UserError for a number of answers other than that of queries, or of classes other than
-    the student has.
+    Raises UserError if there is not one answer for each query, or the student has another number
+    of classes.
     """
     queries = np.asarray(x)
     p = _probabilities(answers)
@@ -168,10 +170,10 @@ class Extraction:
 class Agreement(NamedTuple):
   """Number of inputs on which two models name the same label."""
 
-  num_queries: int  # that the copy was made of
+  num_queries: int  # that the copy was trained on
   count: int
   total: int
-  interval: Interval  # exact, of the rate
+  interval: Interval  # exact interval of the rate
 
   @property
   def rate(self) -> float:
@@ -182,8 +184,7 @@ class Agreement(NamedTuple):
 def agreement(
   guesses: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Fidelity of a copy's answers to the model's, each [n, K], on inputs that were not
-  queried.
+  """Compares the copy's answers with the model's, each [n, K], on inputs that were not queried.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5
@@ -208,11 +209,11 @@ def extraction_curve(
   num_queries: Sequence[int],
   seed: int,
 ) -> list[Agreement]:
-  """Fidelity by number of queries: the first rows of `queries` [n, ...] are asked.
+  """Measures fidelity for each number of queries; the first rows of `queries` [n, ...] are asked.
 
   Args:
-    target: the access that the attacker has, `ask(...)`.
-    held_out: inputs [m, ...] on which copy and target are compared; none is asked.
+    target: the attacker's access to the model, `ask(...)`.
+    held_out: inputs [m, ...] on which copy and target are compared. The attacker asks none of them.
 
   Raises UserError for more queries than inputs, or held-out inputs among them.
   """

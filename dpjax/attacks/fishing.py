@@ -1,9 +1,10 @@
-"""A server that fishes for one class: the rest of a batch falls silent before the last layer.
+"""A server that fishes for one class: other records of a batch lose their gradient.
 
 Wen et al. 2022, "Fishing for User Data" (arXiv:2202.00580), section 3.2. The server changes the
-last layer alone. The logit of the fished class is pushed down, and only its weights are not 0. So
-a feature's gradient is w_c (p_c - [y = c]): 0 for the records of other classes, and -w_c for those
-of the class. Every layer below then shows a batch of these few records, however large the batch is.
+last layer alone. It pushes the logit of the fished class c down, and only the weights w_c of that
+class are not 0. So the gradient of the features is w_c (p_c - [y = c]): nearly 0 for records of
+other classes, and nearly -w_c for those of class c. The gradient of every layer below then comes
+from these few records, however large the batch is.
 
 | with                                    | what is read                                     |
 | --------------------------------------- | ------------------------------------------------ |
@@ -12,7 +13,7 @@ of the class. Every layer below then shows a batch of these few records, however
 | any inversion                           | a batch as small as the class                    |
 
 Gradients add up, so a secure sum only makes the batch larger. Noise of the client hides the class.
-Wen et al.'s second step, which separates records of one class by a feature, is not here: the bins
+Wen et al.'s second step, which separates records of one class by a feature, is left out: the bins
 of `imprint` do that.
 """
 
@@ -36,8 +37,8 @@ def fish(
     params: parameters of a model that ends in a dense layer with a bias, for a cross-entropy loss.
     label: class that is fished for.
     layer: name of the last layer.
-    strength: how far the logit of the class is pushed down. The others' gradients are e^-strength
-      as large as those of the class. More than about 80 underflows in float32.
+    strength: how far the logit of the class is pushed down. Gradients of other classes' records are
+      about e^-strength times those of the class. More than about 80 underflows in float32.
 
   Raises:
     UserError: no such layer or label, a layer without a bias, a column of zeros, or a strength

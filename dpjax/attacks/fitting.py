@@ -21,7 +21,8 @@ class Fit:
   """Adam on batches drawn with replacement; the learning rate falls to 0 along a cosine.
 
   Args:
-    steps: steps of the optimizer. batch_size: rows of a step, whatever their number is.
+    steps: steps of the optimizer.
+    batch_size: rows of each step, also where there are fewer rows in all.
   """
 
   steps: int = 2000
@@ -40,13 +41,13 @@ class Fit:
     *,
     seed: int,
   ) -> Params:
-    """The parameters after all steps.
+    """Returns the parameters after all steps.
 
     Args:
-      loss: `(params, batch) -> scalar`, of leaves [batch_size, ...].
-      rows: leaves [n, ...].
+      loss: `(params, batch) -> scalar`, where batch has leaves [batch_size, ...].
+      rows: training data, leaves [n, ...].
 
-    Raises UserError for no rows, or a loss that ends as NaN.
+    Raises UserError for no rows, or if the last loss is not finite.
 
     >>> squares = lambda w, x: jnp.mean((w - x) ** 2)
     >>> fit = Fit(steps=300, learning_rate=0.1, batch_size=4)

@@ -1,19 +1,19 @@
-"""Gradient inversion: guessed examples are moved until they would send the same message.
+"""Gradient inversion: guessed examples are moved until they would yield the observed message.
 
 | method       | distance                         | optimizer                | source              |
 | ------------ | -------------------------------- | ------------------------ | ------------------- |
 | `Dlg`        | squared, relative to the message | L-BFGS, a line search    | Zhu et al. 2019     |
 | `CosineAdam` | 1 - cosine, plus total variation | Adam on signs, in a box  | Geiping et al. 2020 |
 
-`Dlg` finds the exact input of a smooth network (sigmoid, tanh, softplus) from an untouched
-gradient, and needs its scale. Where activations are piecewise linear (ReLU, leaky ReLU) the
-second derivatives on which it moves vanish; the attack then warns, and `CosineAdam` is the one
-to try. The cosine does not see a common factor, so clipping alone does not slow it down.
+`Dlg` finds the exact input of a smooth network (sigmoid, tanh, softplus) from an unchanged
+gradient, whose scale it needs. It moves along second derivatives, which vanish where activations
+are piecewise linear (ReLU, leaky ReLU). It warns of ReLU; try `CosineAdam` then. The cosine does
+not depend on a common factor, so clipping alone does not hinder it.
 
-Every message that a view of `attacks.views` describes is attacked the same way: a mean
-gradient, or what a client sends after several local steps, which are unrolled. Restarts run
-side by side under vmap, with a line search one after the other. After a short trial the best few
-go on, and the adversary keeps the one whose message comes closest.
+Every message that a view of `attacks.views` describes is attacked the same way: a mean gradient,
+or what a client sends after several local steps, which are unrolled. Restarts run side by side
+under vmap, or one after the other with a line search. After a short trial the best few go on. The
+adversary keeps the restart whose message comes closest.
 
 An attack that fails proves nothing: another one may succeed.
 """
@@ -41,26 +41,26 @@ from dpjax.validate import UserError
 
 # Steps between two checks whether a restart has converged.
 _CHECK_EVERY = 25
-# Objective below which a restart with a line search continues at once.
+# With a line search, a restart whose trial ends at or below this objective goes on at once.
 _PROMISING = 1e-3
 
 
 class Method(Protocol):
-  """Interface of a method: how a guess is judged and moved.
+  """Interface of a method, which judges and moves a guess.
 
-  One with `line_search = True` is moved by SciPy's L-BFGS, with `memory` pairs, and its `optimizer`
-  and `project` are not asked.
+  With `line_search = True`, SciPy's L-BFGS moves the guess, with `memory` pairs. The guess is then
+  not clipped by `project` after the start, and `optimizer` takes no step.
   """
 
   @property
   def steps(self) -> int: ...
   @property
-  def tolerance(self) -> float: ...  # of the objective: a restart below it has arrived
+  def tolerance(self) -> float: ...  # a restart at or below this objective has converged
   @property
   def float64(self) -> bool: ...
 
-  def check(self, shape: Sequence[int]) -> None: ...  # raises for examples that it can not
-  def look(self, view: View, guessed: Example) -> None: ...  # warns of what it will not do
+  def check(self, shape: Sequence[int]) -> None: ...  # raises for shapes it cannot attack
+  def look(self, view: View, guessed: Example) -> None: ...  # warns of views it fails on
   def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array: ...
   def optimizer(self) -> optax.GradientTransformation: ...
   def project(self, x: Array) -> Array: ...
@@ -77,7 +77,8 @@ def _directed(tree: ArrayTree) -> ArrayTree:
 
 
 def total_variation(x: Array) -> Array:
-  """Mean absolute difference of neighbouring pixels of images [B, H, W, C].
+  """Returns the mean absolute difference of neighbouring pixels of images [B, H, W, C], vertical
+  plus horizontal.
 
   >>> float(total_variation(jnp.array([[0.0, 1.0], [0.0, 1.0]])[None, :, :, None]))
   1.0
@@ -93,15 +94,16 @@ class Dlg:
   """Deep leakage from gradients: L-BFGS on the squared distance of the messages.
 
   SciPy's line search finds 4 of 4 digits behind a convolutional network with tanh, where steps of a
-  fixed length find none in 600; both find CIFAR-10 images behind Zhu's LeNet, which needs the long
+  fixed length find none in 600. Both find CIFAR-10 images behind Zhu's LeNet, which needs the long
   memory. The "300 iterations" of the paper are outer steps of up to 20 inner ones.
 
   Args:
-    steps: most evaluations of the gradient, of one restart.
+    steps: largest number of gradient evaluations of one restart.
     learning_rate: length of a step without a line search.
     memory: pairs that L-BFGS keeps.
-    tolerance: share of |message|^2 below which a restart has arrived.
-    line_search: False takes steps of a fixed length, all restarts side by side.
+    tolerance: a restart has converged at this objective, a share of |message|^2.
+    float64: computes in float64, which resolves smaller differences than float32.
+    line_search: False takes steps of a fixed length, with all restarts side by side.
   """
 
   steps: int = 3000
@@ -130,7 +132,7 @@ class Dlg:
       )
 
   def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array:
-    """|found - seen|^2 / |seen|^2."""
+    """Returns |guessed - seen|^2 / |seen|^2."""
     del x
     off = jax.tree.map(jnp.subtract, guessed, seen)
     return _dot(off, off) / _dot(seen, seen)
@@ -140,19 +142,19 @@ class Dlg:
     return optax.lbfgs(self.learning_rate, memory_size=self.memory, linesearch=None)
 
   def project(self, x: Array) -> Array:
-    """Every input is allowed."""
+    """Returns the guess unchanged, since every input is allowed."""
     return x
 
 
 @dataclasses.dataclass(frozen=True)
 class CosineAdam:
-  """Inverting gradients: the angle alone, smooth images, Adam on the signs of gradients.
+  """Inverting gradients: Adam on gradient signs matches the message's angle, with smooth images.
 
   Args:
     steps: Adam steps; the learning rate falls to a tenth after 3/8, 5/8 and 7/8 of them.
-    total_variation: its weight beside 1 - cosine; 0 for what is no image.
-    bounds: bounds of every input value.
-    tolerance: objective below which a restart has arrived; 0: never.
+    total_variation: weight of total variation beside 1 - cosine; must be 0 without images.
+    bounds: (low, high) of every input value.
+    tolerance: a restart has converged at or below this objective; 0: practically never.
   """
 
   steps: int = 4000
@@ -181,9 +183,9 @@ class CosineAdam:
     """Warns of nothing."""
 
   def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array:
-    """1 - cos(found, seen) + total_variation * TV(x)."""
+    """Returns 1 - cos(guessed, seen) + total_variation * TV(x)."""
     off = jax.tree.map(jnp.subtract, _directed(guessed), _directed(seen))
-    # This form does not cancel where both point the same way.
+    # |u - v|^2 / 2 is 1 - cosine, but keeps its digits where u and v are nearly equal.
     angle = _dot(off, off) / 2
     return angle + (
       self.total_variation * total_variation(x) if self.total_variation else 0
@@ -213,9 +215,9 @@ class Reconstruction(NamedTuple):
   x: np.ndarray  # [B, *features]
   labels: np.ndarray  # [B]
   objective: float  # of x
-  # [R] the best objective of each restart; infinite where none was finite, or not tried
+  # [R] the best objective of each restart; infinite where none was finite or it was not tried
   objectives: np.ndarray
-  num_steps: int  # that were taken, by the longest restart
+  num_steps: int  # steps of the longest restart
 
 
 class _Search(NamedTuple):
@@ -231,19 +233,20 @@ class _Search(NamedTuple):
 class Inversion:
   """An attack on the messages of one view, compiled once for all messages.
 
-  `attack(seen, labels, key=key)` gives a `Reconstruction`.
+  `attack(seen, labels, key=key)` returns a `Reconstruction`.
 
   Args:
     view: what the adversary simulates, `gradient_view(...)` or `client_view(...)`.
-    shape: [B, *features] of the examples behind one message; the adversary knows it.
+    shape: [B, *features] of the examples behind one message, which the adversary knows.
     num_classes: labels are 0 .. num_classes - 1.
     method: `Dlg()`, `CosineAdam()` or another `Method`.
     restarts: independent first guesses.
-    finalists: at most so many of them, the best after `trial` steps, go on to the end; the others
-      have gone astray by then, or have not, and cost no more.
+    finalists: largest number of restarts that run to the end, those with the smallest objectives
+      after the trial. The others stop there, to save time.
+    trial: steps of the trial.
 
   Raises:
-    UserError: a batch of 0, no restarts, total variation of what is no image, a shape that the
+    UserError: a batch of 0, no restarts, total variation without images, or a shape that the
       model does not take.
 
   >>> from dpjax.attacks.views import gradient_view
@@ -278,17 +281,17 @@ class Inversion:
   def __call__(
     self, seen: ArrayTree, labels: HostArray | None = None, *, key: Array
   ) -> Reconstruction:
-    """The examples behind a message.
+    """Reconstructs the examples behind a message.
 
     Args:
-      seen: the message, in the structure of the view's.
-      labels: [B], known or from `infer_labels`; None lets the method search for them together
-        with the inputs, as in the first paper.
+      seen: the message, with the structure of the view's messages.
+      labels: [B], known or from `infer_labels`. None: the method searches for labels together with
+        the inputs, as in the first paper.
       key: typed key of the first guesses.
 
     Raises:
-      UserError: NaN, complex numbers, zeros alone or shapes that the view's message does not
-        have; labels outside their range.
+      UserError: a message with NaN or complex numbers, of zeros alone, or of other shapes than the
+        view's; labels outside their range.
     """
     check_seen(seen)
     if not any(np.any(leaf) for leaf in jax.tree.leaves(seen)):
@@ -300,7 +303,7 @@ class Inversion:
     guessed = self._guessed(soft=labels is None)
     _check_fits(_message_shapes(self.view, guessed), seen)
     self.method.look(self.view, guessed)
-    # float64, for methods that continue where float32 resolves no difference.
+    # Some methods go on where float32 resolves no difference any more.
     with jax.enable_x64(self.method.float64):
       dtype = jnp.float64 if self.method.float64 else jnp.float32
       wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), seen)
@@ -310,13 +313,13 @@ class Inversion:
       return run(search, wide, known)
 
   def _run(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
-    """Runs all steps, or stops when the first restart converges."""
+    """Steps all restarts together, until one converges or the steps are used up."""
     objectives = np.full(self.restarts, np.inf)
     places = np.arange(self.restarts)
     taken = 0
     for taken in range(1, self.method.steps + 1):
       search = self._steps(search, seen, known)
-      # A check waits for the device, so most steps have none.
+      # Each check waits for the device, so most steps have none.
       look = taken % _CHECK_EVERY == 0
       if look and bool(jnp.any(search.objective <= self.method.tolerance)):
         break
@@ -328,7 +331,7 @@ class Inversion:
     return _best(jax.device_get(search), known, objectives, taken)
 
   def _run_line_search(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
-    """Runs the trials in order; the first that converges ends the attack."""
+    """Runs the trials in order; the first restart that converges ends the attack."""
     method: Any = self.method
     parts = [search.guess[name] for name in ("x", "logits") if name in search.guess]
     points = np.concatenate(
@@ -357,8 +360,7 @@ class Inversion:
     for place in range(self.restarts):
       go_on(place, min(self.trial, method.steps))
       if objectives[place] <= _PROMISING and taken[place] < method.steps:
-        # This one converges, so the trials of the others can wait, and mostly are not
-        # needed.
+        # This restart seems to converge. If it does, the other trials are not needed.
         ended.append(place)
         go_on(place, method.steps)
       if objectives[place] <= method.tolerance or len(ended) == self.finalists:
@@ -372,7 +374,7 @@ class Inversion:
     return _best(search, known, objectives, int(taken.max()))
 
   def _from_point(self, point: Array) -> dict[str, Array]:
-    """The guess that a vector [d] holds: the inputs, then the logits if there are any."""
+    """Returns the guess in a vector [d], which holds the inputs and then any logits."""
     size = math.prod(self.shape)
     guess = {"x": point[:size].reshape(self.shape)}
     if point.shape[0] > size:
@@ -380,7 +382,7 @@ class Inversion:
     return guess
 
   def _guessed(self, *, soft: bool) -> Example:
-    """Shapes of the parts of a guess."""
+    """Returns the shapes of guessed examples, with probabilities as labels if `soft`."""
     size = self.shape[0]
     hard = jax.ShapeDtypeStruct((size,), jnp.int32)
     chances = jax.ShapeDtypeStruct((size, self.num_classes), jnp.float32)
@@ -389,7 +391,7 @@ class Inversion:
 
   @functools.cached_property
   def _starts(self) -> Callable[..., _Search]:
-    """(keys [R], labels) -> searches, leaves [R, ...]."""
+    """Function (keys [R], labels) -> first state of all restarts, leaves [R, ...]."""
     method = self.method
     tx = self.method.optimizer()
     shape = tuple(self.shape)
@@ -414,7 +416,7 @@ class Inversion:
 
   @functools.cached_property
   def _slopes(self) -> Callable[..., Any]:
-    """(point [d], message, labels) -> the objective of its guess, and the gradient [d]."""
+    """Function (point [d], message, labels) -> (objective of the guess, gradient [d])."""
 
     def objective(point: Array, seen: Any, known: Any) -> Array:
       return self._objective(self._from_point(point), seen, known)
@@ -423,7 +425,7 @@ class Inversion:
 
   @functools.cached_property
   def _steps(self) -> Callable[..., _Search]:
-    """(searches, message, labels) -> searches, each one step further."""
+    """Function (states, message, labels) -> states of all restarts after one more step."""
     method = self.method
     tx = self.method.optimizer()
 
@@ -437,7 +439,7 @@ class Inversion:
       guess = dict(moved, x=method.project(moved["x"]))
       return _Search(guess, opt_state, best, jnp.where(better, value, search.objective))
 
-    # Donated, since the searches hold the optimizer's state of every restart.
+    # Donated to save memory: the state holds the optimizer's state of every restart.
     return jax.jit(jax.vmap(step, (0, None, None)), donate_argnums=0)
 
 
@@ -473,7 +475,7 @@ def _check_fits(expected: Any, seen: Any) -> None:
 
 
 def _best(search: _Search, known: Any, objectives: Any, taken: int) -> Reconstruction:
-  """The restart with the smallest objective."""
+  """Returns the guess of the restart with the smallest objective."""
   place = int(np.argmin(search.objective))
   guess = jax.tree.map(lambda leaf: leaf[place], search.best)
   labels = np.argmax(guess["logits"], -1) if known is None else known

@@ -1,8 +1,7 @@
-"""InfoRMIA: the relative attack, with information in place of a count (Tao and Shokri
-2025).
+"""InfoRMIA: the relative attack, with information in place of a count (Tao and Shokri 2025).
 
-`rmia` counts the records that x beats, so it ties the ones that beat them all. InfoRMIA takes the
-mean by which x beats them, in nats, and needs no gamma.
+`rmia` counts the records that x beats, so all records that beat every other one are tied. InfoRMIA
+takes the mean margin by which x beats them, in nats, and needs no gamma.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ def informia(
 ) -> np.ndarray:
   """Returns the mean over other records z of log[(p(x) / P(x)) / (p(z) / P(z))]: [n], in nats.
 
-  p and P are those of `relative_confidence`. Source: arXiv 2510.05582, read for records: what the
-  paper averages over are here the answers to other records.
+  p and P are those of `relative_confidence`. Source: arXiv 2510.05582; the average of the paper is
+  taken here over other records.
 
   Args:
-    population: bool [n], which records serve as z; None for all. A record is never compared to
-      itself.
+    population: bool [n], which records serve as z; None: all. A record is never compared to itself.
     temperature: temperature of the confidences; above 1 for models that are sure of most records.
     offline, offline_a: as in `relative_confidence`.
 
@@ -42,6 +40,6 @@ def informia(
   ratio = relative_confidence(
     evidence, temperature=temperature, offline=offline, offline_a=offline_a
   )
-  # Excludes x itself: its own term is 0, so only the number of terms changes.
+  # Leaves out x itself. Its own term is 0, so only the number of terms changes.
   others = np.maximum(compared.sum() - compared, 1)
   return (compared.sum() * ratio - ratio[compared].sum()) / others

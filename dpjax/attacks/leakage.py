@@ -1,7 +1,7 @@
 """Gradient leakage scores: one number for how much a gradient shows of its input.
 
-Correlating "the gradient with the input", as the score is sometimes written, needs vectors of
-one length, which gradients of a model are not. Three readings that are defined:
+The score is sometimes described as the correlation of "the gradient with the input". That needs
+vectors of one length, which these two are not. Three definitions make sense of it:
 
 | score                  | what it is                                     | for               |
 | ---------------------- | ---------------------------------------------- | ----------------- |
@@ -9,8 +9,8 @@ one length, which gradients of a model are not. Three readings that are defined:
 | `recovered_leakage`    | corr(x, what an attack has reconstructed)      | any attack        |
 | `distance_correlation` | between gradients and inputs over many records | any model         |
 
-At batch 1 the first is 1 for EVERY model: dL/dW1[:, k] is x times a number. It falls with the
-batch while its null rises (CIFAR-10, 256 sigmoid units, 12 batches each):
+At batch size 1 the first is 1 for EVERY model: dL/dW1[:, k] is x times a number. It falls as the
+batch grows, while its null rises (CIFAR-10, 256 sigmoid units, 12 batches each):
 
 | batch | score | null |
 | ----- | ----- | ---- |
@@ -19,8 +19,8 @@ batch while its null rises (CIFAR-10, 256 sigmoid units, 12 batches each):
 | 16    | 0.687 | 0.46 |
 | 64    | 0.570 | 0.50 |
 
-No score means anything alone: two natural images are alike, so each comes with its null, the
-same score of shuffled pairs, whose gradients and inputs do not belong together. A score above
+No score means anything alone, since any two natural images are alike. So each comes with its null:
+the same score of shuffled pairs, whose gradients and inputs do not belong together. A score above
 its null is a leak; a score at its null is no proof of privacy.
 """
 
@@ -43,14 +43,14 @@ class LeakageScore(NamedTuple):
 
   score: float
   null: np.ndarray  # [num_null] scores of shuffled pairs
-  p_value: float  # (1 + random pairings that score as much) / (1 + num_null)
+  p_value: float  # (1 + random pairings that score at least as much) / (1 + num_null)
   interval: (
     tuple[float, float] | None
   )  # bootstrap over records, 95 %; None for a single number
 
 
 def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
-  """Permutations without fixed points: random cycles through all records."""
+  """Draws permutations without fixed points, as random cycles through all records."""
   validate.integer_at_least(1, num_null=num_null)
   validate.integer_at_least(0, seed=seed)
   if count < 3:
@@ -68,19 +68,20 @@ def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
 def _scored(
   score: Callable[[np.ndarray], np.ndarray], count: int, num_null: int, seed: int
 ) -> LeakageScore:
-  """`score(order)` gives the values of records paired in that order; the score is their mean."""
+  """Computes a score with its null; `score(order)` returns the values of pairs in that order."""
   values = np.asarray(score(np.arange(count)), np.float64)
   null = np.array([np.mean(score(order)) for order in _shuffles(count, num_null, seed)])
   mean = float(np.mean(values))
-  # All orders, since they form a group. Cycles alone do not: of 3 records there are only 2.
+  # The p-value is exact if orders are drawn from a group. All orders form one; the cycles of the
+  # null do not.
   rng = np.random.default_rng([seed, 0x9A1F])
   drawn = [np.mean(score(rng.permutation(count))) for _ in range(num_null)]
-  # The tolerance covers equal pairs summed in another order.
+  # The tolerance lets equal means count as equal, whose sums round differently.
   as_much = np.sum(np.array(drawn) >= mean - 1e-12)
   p_value = (1 + int(as_much)) / (1 + num_null)
   if values.size == 1:
     return LeakageScore(mean, null, p_value, None)
-  # Equal values need no bootstrap.
+  # Every resample of equal values has the same mean.
   if np.ptp(values) == 0:
     return LeakageScore(mean, null, p_value, (mean, mean))
   rng = np.random.default_rng(seed)
@@ -90,7 +91,7 @@ def _scored(
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
-  """Rows [..., d] centred and of length 1; those without variation are 0."""
+  """Returns rows [..., d] centred and scaled to length 1; constant rows become 0."""
   centred = rows - rows.mean(-1, keepdims=True)
   length = np.linalg.norm(centred, axis=-1, keepdims=True)
   return np.divide(centred, length, out=np.zeros_like(centred), where=length > 0)
@@ -101,19 +102,19 @@ def _finite(name: str, value: HostArray, rank: int) -> np.ndarray:
   if array.ndim < rank or not np.isfinite(array).all():
     raise UserError(f"must be finite numbers of at least {rank} axes", field=name)
   largest = np.max(np.abs(array), initial=0.0)
-  # No score depends on the scale. Squares of large numbers would overflow.
+  # No score depends on the scale, and squares of large numbers would overflow.
   return array / largest if largest else array
 
 
 def dense_leakage(
   kernels: HostArray, x: HostArray, *, num_null: int = 200, seed: int = 0
 ) -> LeakageScore:
-  """How well some unit of a first dense layer shows each record of its batch.
+  """Measures how well the best unit of a first dense layer shows each record of its batch.
 
   Args:
-    kernels: gradients of the first kernel [N, d, m], one for each of N batches.
-    x: the batches [N, B, *features], d features in all. The null pairs the gradients with
-      the records of other batches.
+    kernels: [N, d, m], gradients of the first kernel, one for each of N batches.
+    x: the batches [N, B, *features], with d features in all. The null pairs the gradients with the
+      records of other batches.
 
   Raises:
     UserError: fewer than 3 batches, NaN, shapes that do not belong together.
@@ -147,7 +148,7 @@ def dense_leakage(
 def recovered_leakage(
   truth: HostArray, recovered: HostArray, *, num_null: int = 200, seed: int = 0
 ) -> LeakageScore:
-  """Correlation of each record [n, ...] with its reconstruction from the gradient.
+  """Measures the correlation of each record [n, ...] with its reconstruction [n, ...].
 
   Raises:
     UserError: fewer than 3 records, NaN, other shapes.
@@ -168,7 +169,7 @@ def recovered_leakage(
 
 
 def _centred(rows: np.ndarray) -> np.ndarray:
-  """U-centred Euclidean distances [n, n] (Székely, Rizzo 2014): independence has mean 0."""
+  """Returns U-centred distances [n, n] (Székely, Rizzo 2014), unbiased under independence."""
   away = distance.squareform(distance.pdist(rows))
   n = len(rows)
   sums = away.sum(0) / (n - 2)
@@ -180,12 +181,11 @@ def _centred(rows: np.ndarray) -> np.ndarray:
 def distance_correlation(
   gradients: HostArray, x: HostArray, *, num_null: int = 200, seed: int = 0
 ) -> LeakageScore:
-  """Bias-corrected distance correlation of gradients [n, p] and inputs [n, ...].
+  """Computes the bias-corrected distance correlation of gradients [n, p] and inputs [n, ...].
 
-  sign(R) sqrt|R| of the U-centred R: in [-1, 1], around 0 for independent pairs, 1 where the
-  gradients are a similarity of the inputs. The plain version tends to 1 in many dimensions
-  whatever the data, which is why it is not the one here. One record's gradient each: batches
-  are records here, too.
+  It is sign(R) sqrt|R| of the U-centred R: in [-1, 1], around 0 for independent pairs. It is 1 if
+  the gradients are a similarity transform of the inputs. The plain version is not used: in many
+  dimensions it tends to 1 for all data. A pair may also be a whole batch and its gradient.
 
   Raises:
     UserError: fewer than 4 records, NaN, another number of gradients than inputs.

@@ -1,7 +1,8 @@
 """L-BFGS with a line search, from SciPy, on a function that JAX differentiates.
 
-Steps of a fixed length leave the region in which the quadratic model holds, on networks with tanh
-above all. A line search asks for a few values more and shortens such steps.
+L-BFGS models the function as a quadratic near a point. Steps of a fixed length often leave the
+region where that holds, above all on networks with tanh. A line search shortens such steps, at the
+cost of a few more evaluations.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ Differentiated = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 class Descent(NamedTuple):
-  """The lowest point found."""
+  """The lowest point that a descent found."""
 
   x: np.ndarray  # [d]
-  value: float  # infinite where it never was finite
+  value: float  # infinite if no value was finite
   num_steps: int  # evaluations of value and gradient
 
 
@@ -39,8 +40,8 @@ def descend(
 ) -> Descent:
   """Follows L-BFGS-B without bounds (Byrd et al. 1995) from `start`, float64 [d].
 
-  It ends after `steps` evaluations, at a value of at most `tolerance`, where no step goes down, or
-  at a value that is not finite.
+  It ends after `steps` evaluations, at a value of at most `tolerance`, where no step lowers the
+  value, or where value or gradient is not finite.
 
   Args:
     memory: pairs that L-BFGS keeps.
@@ -65,7 +66,7 @@ def descend(
       raise _EndError
     return value, slope
 
-  # SciPy's own limits never apply: it stops where rounding leaves no descent.
+  # These limits never end a descent. SciPy itself stops only where rounding leaves no descent.
   options = {
     "maxiter": steps,
     "maxfun": 2 * steps,

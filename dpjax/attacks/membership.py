@@ -1,8 +1,8 @@
 """Membership inference: was a record part of a model's training data?
 
-An attack is a pure function of `Evidence`, which holds what the attacker knows and not the
-truth; it gives every record a score, the larger the more likely a member. `roc` holds scores
-against the truth.
+An attack is a pure function of `Evidence`, which holds what the attacker knows, but not the true
+members. It gives every record a score, larger for a more likely member. `roc` compares scores with
+the true members.
 
 | attack              | knows besides the target's answers        | source                     |
 | ------------------- | ----------------------------------------- | -------------------------- |
@@ -12,13 +12,13 @@ against the truth.
 | `lira`, offline     | shadows trained without it                | ibid.                      |
 | `rmia`              | shadows, and other records to compare to  | Zarifzadeh et al. 2024     |
 | `rmia`, offline     | shadows trained without it, other records | ibid.                      |
-| `rmia_tuned`        | the same: gamma, temperature on shadows   | ibid.                      |
+| `rmia_tuned`        | as `rmia`; tunes it on the shadows        | ibid.                      |
 | `informia`          | as `rmia`                                 | Tao and Shokri 2025        |
 | `bavaria`           | as `lira`; steadier with few shadows      | Brännvall 2026             |
 | `quantile_regression` | other records, certainly not trained on | Bertran et al. 2023        |
 
-Several queries of one record (augmented copies) are one `Evidence` each; the mean of their
-`lira` scores is what the authors' code thresholds.
+For several queries of one record (augmented copies) there is one `Evidence` for each query. The
+authors' code thresholds the mean of their `lira` scores.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Least standard deviation, as in the authors' code.
+# Added to every standard deviation against division by 0, as in the authors' code.
 _FLOOR = 1e-30
-# Beyond this, squares divided by the floor would overflow float64.
+# Scores beyond this are refused: their squares divided by the floor would overflow float64.
 _HUGE = 1e60
 
 
@@ -59,15 +59,15 @@ def _scores(name: str, values: HostArray, rank: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-  """Facts of an attacker on n records, without the target's members.
+  """An attacker's knowledge of n records, without the target's members.
 
   Args:
-    target: the target's log odds for each record (see `signals`).
-    shadows: those of S >= 2 shadow models.
-    included: which shadow was trained on which record.
+    target: [n], the target's log odds for each record (see `signals`).
+    shadows: [S, n], log odds of S >= 2 shadow models.
+    included: bool [S, n], which shadow was trained on which record.
 
-  Raises UserError for shapes that do not match (a target that was asked about other records), fewer
-  than two shadows, NaN or infinite scores, a mask that is not bool.
+  Raises UserError for shapes that do not match (was the target asked about other records?), fewer
+  than two shadows, NaN or infinite scores, or a mask that is not bool.
 
   >>> Evidence([0.0, 1.0], np.zeros((2, 2)), np.eye(2, dtype=bool)).shadows.shape
   (2, 2)
@@ -99,7 +99,7 @@ class Evidence:
       object.__setattr__(self, name, value)
 
   def side(self, inside: bool, least: int, attack: str) -> np.ndarray:
-    """Returns [S, n] scores of the shadows that held a record, or did not; the others NaN.
+    """Returns [S, n]: scores of the shadows that held (or did not hold) a record, the others NaN.
 
     Raises UserError for a record with fewer than `least` such shadows, which `attack` needs.
     """
@@ -118,11 +118,12 @@ class Evidence:
 
 
 def confidence_rule(confidences: HostArray, *, threshold: float = 0.8) -> np.ndarray:
-  """Scores 1 for a record on which the model is surer than `threshold`, of any label, else
-  0. This rule of thumb finds easy records, not members.
+  """Scores 1 if the model's largest probability for a record exceeds `threshold`, else 0.
+
+  This rule of thumb finds easy records, not members.
 
   Args:
-    confidences: [n], `signals.top_confidences`.
+    confidences: [n], from `signals.top_confidences`.
 
   >>> confidence_rule([0.9, 0.8, 0.3])
   array([1., 0., 0.])
@@ -133,8 +134,9 @@ def confidence_rule(confidences: HostArray, *, threshold: float = 0.8) -> np.nda
 
 
 def loss_rule(losses: HostArray, *, mean_training_loss: float) -> np.ndarray:
-  """Scores 1 for a record whose loss is at most the mean over the training set, else 0
-  (Yeom et al. 2018). The adversary is given that mean. losses: [n].
+  """Scores 1 for a record whose loss is at most the mean training loss, else 0: losses [n] -> [n].
+
+  The adversary must know that mean (Yeom et al. 2018).
 
   >>> loss_rule([0.1, 2.0], mean_training_loss=0.5)
   array([1., 0.])
@@ -144,7 +146,7 @@ def loss_rule(losses: HostArray, *, mean_training_loss: float) -> np.ndarray:
 
 
 def loss_threshold(evidence: Evidence) -> np.ndarray:
-  """Minus the target's loss [n]: one threshold for all records (Yeom et al. 2018).
+  """Returns minus the target's loss [n], for one threshold on all records (Yeom et al. 2018).
 
   >>> loss_threshold(Evidence([0.0, 9.0], np.zeros((2, 2)), np.eye(2, dtype=bool))).round(3)
   array([-0.693, -0.   ])
@@ -159,19 +161,21 @@ def lira(
   fixed_variance: bool = False,
   two_sided: bool = False,
 ) -> np.ndarray:
-  """The likelihood-ratio attack (Carlini et al. 2022): [n] scores.
+  """Returns the scores [n] of the likelihood-ratio attack (Carlini et al. 2022).
 
-  Online, log N(t; m_in, s_in) - log N(t; m_out, s_out) with the medians and the standard
-  deviations of the shadows that held a record and of those that did not. Offline, the
-  one-sided (t - m_out) / s_out, whose order is that of the paper's 1 - P(Z > t).
+  Online the score is log N(t; m_in, s_in) - log N(t; m_out, s_out). Medians m and standard
+  deviations s are those of the shadows that held a record, and of those that did not. Offline it is
+  the one-sided (t - m_out) / s_out, with the order of the paper's 1 - P(Z > t).
 
   Args:
-    fixed_variance: one standard deviation for all records, for fewer than about 64 shadows.
-    two_sided: offline, -log N(t; m_out, s_out) instead, as the authors' code has it: then a
-      record that is surprisingly hard counts as a member, too.
+    offline: uses only shadows that did not hold a record.
+    fixed_variance: one standard deviation for all records (online that of the scores with the
+      record, on both sides, as in the authors' code). Use it with fewer than about 64 shadows.
+    two_sided: offline, -log N(t; m_out, s_out) instead, as in the authors' code. A record that is
+      surprisingly hard then counts as a member, too.
 
-  Raises UserError for a record that (online) no shadow held, or that every shadow held; only one of
-  them without `fixed_variance`; two_sided online.
+  Raises UserError for two_sided online, and for a record without shadows that did not hold it, or
+  (online) that held it. Without `fixed_variance`, two of each are needed.
 
   >>> shadows = np.array([[1.0, 9.0], [2.0, 7.0], [8.0, 1.0], [9.0, 3.0]])
   >>> held = np.array([[False, True]] * 2 + [[True, False]] * 2)
@@ -208,15 +212,17 @@ def relative_confidence(
   offline: bool = False,
   offline_a: float = 0.3,
 ) -> np.ndarray:
-  """log p(x) - log P(x) [n], from which `rmia` and `informia` make their scores.
+  """Returns log p(x) - log P(x) [n], from which `rmia` and `informia` make their scores.
 
-  p is the target's confidence in x: the logistic function of its log odds over `temperature`,
-  which is a softmax with that temperature between the record's label and all others together.
+  p is the target's confidence in x: the logistic function of its log odds over `temperature`. That
+  is a softmax with this temperature over two classes, the record's label and all other labels.
   P is the mean of P_in and P_out, the mean confidences of shadows with and without the
   record. With `offline`, P_in is estimated as a P_out + 1 - a, where a is `offline_a`.
 
   Args:
     temperature: above 1 it spreads the confidences of a model that is sure of all records.
+    offline: uses only shadows that did not hold a record.
+    offline_a: a in [0, 1].
 
   Raises UserError for a record that no shadow held (online), or that every shadow held.
 
@@ -244,20 +250,20 @@ def rmia(
   offline: bool = False,
   offline_a: float = 0.3,
 ) -> np.ndarray:
-  """The relative attack (Zarifzadeh et al. 2024): [n] shares, in [0, 1], of other records z
-  that x beats by more than `gamma`: (p(x) / P(x)) / (p(z) / P(z)) > gamma.
+  """Returns the scores [n] of the relative attack (Zarifzadeh et al. 2024), in [0, 1].
 
-  p and P are those of `relative_confidence`. The defaults are the paper's gamma without a
-  temperature; where a model is sure of all of its records, they find few members. `rmia_tuned`
-  chooses both on the shadow models.
+  The score of x is the share of other records z with (p(x) / P(x)) / (p(z) / P(z)) > gamma.
+  p and P are those of `relative_confidence`. The defaults are the paper's gamma and no
+  temperature. They find few members if a model is sure of all records; `rmia_tuned` then chooses
+  both on the shadow models.
 
   Args:
-    population: bool [n], which records serve as z; None for all. Whether they are members
-      of the target need not be known, and a record is never compared to itself (gamma >= 1).
+    population: bool [n], which records serve as z; None: all. The attacker need not know whether
+      they are members of the target. A record is never compared to itself.
     gamma: at least 1.
     temperature, offline, offline_a: as in `relative_confidence`.
 
-  Raises UserError as `lira` does, and for an empty population.
+  Raises UserError as `relative_confidence` does, and for an empty population or a gamma below 1.
 
   >>> held = np.array([[True, False, True], [False, True, False]])
   >>> rmia(Evidence([3.0, 0.0, -1.0], np.zeros((2, 3)), held), gamma=1.5)
@@ -274,12 +280,12 @@ def rmia(
 
 
 def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np.ndarray:
-  """The share of `compared` records whose log ratio is below a record's own by log gamma: [n].
+  """Returns [n]: the share of `compared` records whose log ratio is lower by more than log gamma.
 
   >>> beaten_share(np.array([1.0, 0.0, 0.5]), gamma=1.0, compared=np.ones(3, bool))
   array([1. , 0. , 0.5])
   """
-  # side="left": a ratio that differs by exactly gamma is not beaten.
+  # side="left": a ratio that is smaller by a factor of exactly gamma is not beaten.
   beaten = np.searchsorted(np.sort(ratio[compared]), ratio - math.log(gamma), side="left")
   # A record is not compared to itself.
   others = compared.sum() - compared
@@ -287,7 +293,7 @@ def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np
 
 
 def compared_records(population: HostArray | None, n: int) -> np.ndarray:
-  """Returns bool [n]: the records that others are compared to; all of them for None.
+  """Returns bool [n]: the records that each record is compared to; all of them for None.
 
   Raises UserError for another shape, or if no record is selected.
 

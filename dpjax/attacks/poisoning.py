@@ -7,18 +7,18 @@
 | `backdoor`      | stamps a pattern on some records and calls them by one | Gu et al. 2017       |
 |                 | label; may multiply what it sends, too                 |                      |
 
-Flipped labels have succeeded on a test record of the one class that is called by the other, a
-backdoor on a record of any other class that is called by its label once it is stamped; a scaled
-update alone is measured by the accuracy.
+A label flip succeeds on a test record of class `source` if the model calls it `target`. A backdoor
+succeeds on a stamped test record of any other class if the model calls it the backdoor's label. A
+scaled update has no such records and is measured by the accuracy alone.
 
-An attack is a change of what attackers hold, `Poisoning.poison` of a `Federation`, and a factor
-on what they send, `scaled_messages` of a `ClientAlgorithm`. Client, cohorts, execution and
+An attack has two parts: `poisoned` changes the attackers' records in a `Federation`, and
+`scaled_messages` multiplies what their `ClientAlgorithm` sends. Client, cohorts, execution and
 aggregator are those of the run, which gets no other change than `wrap` and `memory`.
 
-An attacker knows the model, the training and its own records, and sends what it likes. How far
-any message can carry an aggregator is bounded in `federated.aggregators.robust`; what is measured
-here are three attacks, so that a defence is shown to fail, or not shown to. Attackers who agree,
-and adapt to honest messages, are those of `attacks.collusion`.
+An attacker knows the model, the training and its own records, and can send anything.
+`federated.aggregators.robust` bounds how far any message can move an aggregator. These three
+attacks can only show that a defence fails. Attackers who agree, and adapt to honest messages, are
+those of `attacks.collusion`.
 """
 
 from __future__ import annotations
@@ -45,15 +45,14 @@ _MEMORY = {"own", "attacker"}
 
 
 class Poisoning(NamedTuple):
-  """An attack by clients, with its method and its aim. `label_flip` and the others make
-  one."""
+  """An attack by clients: its method and its aim. `label_flip` and the others return one."""
 
   # (all records, the rows of each attacker) -> all records, these rows changed
   poison: Callable[[Dataset, Sequence[np.ndarray]], Dataset]
-  # test records -> the victims among them, with the label that is wanted
+  # test records -> the victims among them, with the label that the attackers want
   victims: Callable[[Dataset], Dataset] | None
-  factor: float = 1.0  # on what attackers send
-  # (what attackers know of a round) -> the message of each; see `attacks.collusion`
+  factor: float = 1.0  # multiplies what attackers send
+  # what attackers know of a round -> the message [d] of each; see `attacks.collusion`
   collude: Callable[[Any], Array] | None = None
 
 
@@ -68,10 +67,10 @@ def _labels_within(dataset: Dataset, **named: int | None) -> None:
 
 
 def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
-  """Attackers relabel their records of class `source` as `target`.
+  """Returns an attack that relabels the attackers' records of class `source` as `target`.
 
   Args:
-    factor: on what they send; see `scaled_update`.
+    factor: multiplies what they send; see `scaled_update`.
 
   >>> from dpjax.data import from_arrays
   >>> attack = label_flip(1, 7)
@@ -97,10 +96,10 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
 
 
 def scaled_update(factor: float) -> Poisoning:
-  """Attackers train on their own records, and send `factor` times the honest update.
+  """Returns an attack that trains on the attackers' records, and sends `factor` times the update.
 
-  With factor n / k, k attackers who agree replace the mean of n clients by their own model
-  where the others have converged. A negative factor drives the model away from what all learn.
+  With factor n / k, k of n clients that agree replace the mean model by their own, once the others
+  have converged. A negative factor moves the model away from what the clients learn.
 
   >>> scaled_update(-5.0).victims is None
   True
@@ -125,8 +124,8 @@ class Trigger:
     validate.finite(value=self.value)
 
   def stamp(self, x: HostArray) -> np.ndarray:
-    """Stamps the pattern on images [n, H, W, C]. Raises UserError for no images, or too
-    small ones."""
+    """Returns images [n, H, W, C] with the pattern. Raises UserError for other records, or for
+    images that are not larger than the pattern."""
     stamped = np.array(x)
     if stamped.ndim != 4 or min(stamped.shape[1:3]) <= self.size:
       raise UserError(
@@ -141,11 +140,13 @@ class Trigger:
 def backdoor(
   target: int, *, trigger: Trigger = Trigger(), share: float = 0.5, factor: float = 1.0
 ) -> Poisoning:
-  """Attackers stamp the trigger on a share of their records and call these `target`.
+  """Returns an attack that stamps the trigger on attackers' records and relabels them `target`.
 
   Args:
-    share: share of each attacker's records, the first ones; in (0, 1].
-    factor: on what they send; see `scaled_update`.
+    target: label of the stamped records.
+    trigger: the pattern.
+    share: share of each attacker's records that are stamped, the first ones; in (0, 1].
+    factor: multiplies what they send; see `scaled_update`.
 
   >>> from dpjax.data import from_arrays
   >>> attack = backdoor(3, trigger=Trigger(size=1))
@@ -200,7 +201,7 @@ def _relabelled(
 
 
 def choose_attackers(num_clients: int, fraction: float, *, seed: int) -> np.ndarray:
-  """Chooses round(fraction num_clients) clients, in order; any fraction in [0, 1).
+  """Draws round(fraction num_clients) clients, and returns their places in ascending order.
 
   >>> choose_attackers(10, 0.2, seed=0).tolist()
   [5, 6]
@@ -229,11 +230,10 @@ def _checked(attackers: Sequence[int] | np.ndarray, num_clients: int) -> np.ndar
 def poisoned(
   federation: Federation, attack: Poisoning, attackers: Sequence[int] | np.ndarray
 ) -> Federation:
-  """Returns the federation with the attackers' rows poisoned. Rows of all other clients
-  keep their bits.
+  """Returns the federation with the attackers' rows poisoned; all other rows are unchanged.
 
-  Raises UserError for attackers that are no clients, labels out of range, records that take no
-  trigger.
+  Raises UserError for attackers that are no clients, labels out of range, or records on which the
+  trigger cannot be stamped.
   """
   places = _checked(attackers, federation.num_clients)
   held = [federation.indices[place] for place in places]
@@ -242,24 +242,27 @@ def poisoned(
 
 
 def attacker_memory(inner: Any = None) -> Any:
-  """Returns the first client state under `scaled_messages`: honest until `recruited`."""
+  """Returns a client's first memory under `scaled_messages`: honest until `recruited`.
+
+  Args:
+    inner: first memory of the client itself; None: it keeps none.
+  """
   return {"own": inner, "attacker": jnp.zeros((), bool)}
 
 
 def scaled_messages(client: ClientAlgorithm, factor: float) -> ClientAlgorithm:
   """Returns the client, which, once recruited, sends `factor` times its message.
 
-  Whether it is an attacker is what the client remembers: `attacker_memory` and `recruited`.
+  The memory of a client tells whether it is an attacker: `attacker_memory` and `recruited`.
 
-  Raises UserError, while tracing, if the client remembers anything else.
+  Raises UserError, while tracing, if the memory was not made by `attacker_memory`.
   """
   _check_factor(factor)
   return _lying(client, lambda leaf: factor * leaf, abs(factor))
 
 
 def marked_messages(client: ClientAlgorithm) -> ClientAlgorithm:
-  """Returns the client, which, once recruited, sends NaN alone: the mark that `colluding`
-  replaces.
+  """Returns the client, which, once recruited, sends NaN alone, a mark that `colluding` replaces.
 
   Raises UserError as `scaled_messages` does.
   """
@@ -269,8 +272,8 @@ def marked_messages(client: ClientAlgorithm) -> ClientAlgorithm:
 def _lying(
   client: ClientAlgorithm, change: Callable[[Array], Array], norm: float
 ) -> ClientAlgorithm:
-  """Returns a client that lies once recruited. `change` acts on each leaf of its message,
-  `norm` is a factor on its reported length."""
+  """Returns a client that lies once recruited. `change` maps each leaf of its message; `norm`
+  multiplies the length that it reports."""
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> Any:
     if not (isinstance(memory, dict) and set(memory) == _MEMORY):
@@ -286,7 +289,7 @@ def _lying(
     local, attacker = carry
     sent, inner, info = client.finish(received, local)
     lie = lambda leaf: jnp.where(attacker, change(leaf), leaf)
-    # An attacker reports the length of its message, as an honest client does.
+    # An attacker reports the length of what it sends, as an honest client does.
     info = info._replace(update_norm=jnp.where(attacker, norm, 1.0) * info.update_norm)
     memory = {"own": inner, "attacker": attacker}
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
@@ -299,8 +302,7 @@ def recruited(
 ) -> FederatedState:
   """Returns the state in which exactly these clients are attackers.
 
-  Raises UserError for clients that do not remember what they are (`attacker_memory`), or unknown
-  ones.
+  Raises UserError for clients whose memory was not made by `attacker_memory`, or unknown ones.
   """
   memories = state.memories
   initial = getattr(memories, "initial", None)
@@ -326,18 +328,18 @@ def poisoned_training(
   """Runs all rounds of the algorithm's plan, with these attackers among the clients.
 
   Args:
-    algorithm: `(wrap=, memory=) -> FederatedAlgorithm`, as `lambda **lies: fed_avg(loss_fn,
-      tx, aggregator=..., key=key, **lies)`. Its aggregator knows the plan that draws the
+    algorithm: `(wrap=, memory=) -> FederatedAlgorithm`, such as `lambda **lies: fed_avg(loss_fn,
+      tx, aggregator=..., key=key, **lies)`. Its aggregator must know the plan that draws the
       cohorts: `median().drawn_by(plan)`, `central(plan, noise_key)`.
-    attackers: places of clients; none is the same run without an attack.
-    params: the server's first.
+    attackers: places of the clients that attack; empty: the same run without an attack.
+    params: the server's first parameters.
     rng: seed of the cohorts.
 
   Returns:
     The server's parameters after the last round.
 
   Raises:
-    UserError: attackers who collude, and an aggregator that is not `colluding(aggregator, attack)`.
+    UserError: attackers who collude with an aggregator other than `colluding(aggregator, attack)`.
   """
   if attack.collude is None:
     wrap = lambda client: scaled_messages(client, attack.factor)

@@ -1,17 +1,16 @@
-"""Property inference: a fact about the training set as a whole, which no single record
-shows.
+"""Property inference: a fact about the training set as a whole, which no single record shows.
 
 The attacker trains models on data with the property and without it, by the target's own
 pipeline (`train_shadows`), and teaches a meta-classifier to tell them apart (Ateniese et al.
-2015; Ganju et al. 2018). It sees
+2015; Ganju et al. 2018). The features of a model are
 
 | features           | access    | what                                                     |
 | ------------------ | --------- | -------------------------------------------------------- |
 | `answers_on`       | black box | log odds of inputs that the attacker chose               |
-| `sorted_weights`   | white box | all weights, the units of a hidden layer in one order    |
+| `sorted_weights`   | white box | all weights, with hidden units in a canonical order      |
 
-Record-level differential privacy guarantees nothing here: a property of many records survives
-one record more or less. An epsilon for a whole data set would be the group's.
+Record-level differential privacy guarantees nothing here: a property of many records does not
+change with one record. Only group privacy of all these records would bound the attack.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from dpjax.metrics import Apply
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# Largest value whose square is still finite.
+# Larger features are refused, since their squares may overflow.
 _HUGE = 1e100
 
 
 class Populations(NamedTuple):
-  """Data sets of models, and which of them have the property: rows of `train_shadows`."""
+  """Training sets for `train_shadows`, and which of them have the property."""
 
-  included: np.ndarray  # [S, n] bool
-  truth: np.ndarray  # [S] bool
+  included: np.ndarray  # [S, n] bool, the records of each training set
+  truth: np.ndarray  # [S] bool, whether it has the property
 
 
 def populations(
@@ -47,15 +46,16 @@ def populations(
   seed: int,
   among: HostArray | None = None,
 ) -> Populations:
-  """Draws data sets of `size` records, of which a share is marked. Every other data set has
-  the property, with share `shares[1]`; the others have `shares[0]`.
+  """Draws training sets of `size` records. The property is the share of marked records.
+
+  Every other set has the property, with share `shares[1]`; the rest have share `shares[0]`.
 
   Args:
     marked: bool [n], records of the kind whose share is the property (a class, a group).
-    among: bool [n], the records to draw from; None: all. Targets and shadows of disjoint
-      records are two calls.
+    among: bool [n], the records to draw from; None: all. For targets and shadows of disjoint
+      records, call this function twice.
 
-  Raises UserError for too few records of either kind, equal shares, none marked.
+  Raises UserError for too few records of either kind, or shares that are equal at this size.
 
   >>> marked = np.arange(40) < 20
   >>> drawn = populations(marked, num_models=4, size=10, shares=(0.5, 0.8), seed=0)
@@ -97,9 +97,9 @@ def populations(
 
 
 def answers_on(apply: Apply, probes: Labelled) -> Signal:
-  """Signal for `train_shadows`, with num_scores=len(probes.y). It holds the model's answers
-  to the attacker's own inputs, as log odds of their labels. The records themselves are not
-  queried.
+  """Returns a signal for `train_shadows` with num_scores=len(probes.y).
+
+  It gives the model's log odds for the attacker's own inputs and labels. The records are not read.
 
   >>> from dpjax.types import Example
   >>> signal = answers_on(lambda w, x: x * w, Example(np.array([[3.0, 1.0]]), np.array([0])))
@@ -113,12 +113,11 @@ def answers_on(apply: Apply, probes: Labelled) -> Signal:
 
 
 def sorted_weights(params: Params) -> np.ndarray:
-  """All weights of a `models.Mlp` or `Linear` [d], the same for every order of hidden
-  units.
+  """Returns all weights [d] of a `models.Mlp` or `Linear`, in a canonical order of hidden units.
 
   The units of each layer are sorted by the sum of their incoming weights and bias (after
-  Ganju et al. 2018). Otherwise equal networks would have unequal features. As a signal of
-  `train_shadows`: `lambda params, records: sorted_weights(params)`.
+  Ganju et al. 2018). Unsorted, networks that differ only in the order of units would have different
+  features. As a signal of `train_shadows`: `lambda params, records: sorted_weights(params)`.
 
   Raises UserError for a network of other layers.
 
@@ -149,13 +148,14 @@ def sorted_weights(params: Params) -> np.ndarray:
 def infer_property(
   shadows: HostArray, truth: HostArray, targets: HostArray, *, l2: float = 1.0
 ) -> np.ndarray:
-  """Scores [T]: larger where the target's data more likely have the property.
+  """Returns scores [T], larger where the target's data more likely have the property.
 
-  A logistic regression on features standardised over the shadows; `attacks.measure(scores,
-  truth of the targets)` holds them against the truth.
+  They come from a logistic regression on features that are standardised over the shadows.
+  `attacks.measure(scores, truth of the targets)` compares them with the truth.
 
   Args:
-    shadows: features [S, d], of `train_shadows`. truth: bool [S], whose data have it.
+    shadows: features [S, d] from `train_shadows`.
+    truth: bool [S], whether a shadow's data have the property.
     targets: features [T, d] of the attacked models.
     l2: strength of the penalty on the weights.
 
@@ -166,7 +166,7 @@ def infer_property(
   >>> bool(scores[0] < 0 < scores[1])
   True
   """
-  # Imported here: it is slow.
+  # Imported here, since scikit-learn is slow to import.
   with optional.needed():
     from sklearn import linear_model
 

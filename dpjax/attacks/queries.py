@@ -1,8 +1,8 @@
 """Several queries of one record: the model also sees flipped and shifted copies.
 
-A model that was trained on copies is surer of all copies of a member, and each is another look at
-it (Carlini et al. 2022, section 6.C). An attack scores each query by itself, and a record has the
-mean of its scores. Where training made no copies, more queries blur what the first one sees.
+A model that was trained on copies is surer of all copies of a member, so each copy adds evidence
+(Carlini et al. 2022, section 6.C). An attack scores each query alone, and a record gets the mean
+of its scores. If training made no copies, further queries only add noise to the first one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpjax.attacks.signals import Signal
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# The centre and 8 shifts, each with its mirror image.
+# The unshifted image and 8 shifted ones, each with its mirror image.
 MOST_QUERIES = 18
 _PLACES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 
@@ -26,10 +26,11 @@ def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndar
   """Returns `num_queries` copies of images [n, H, W, C]: the originals, mirrored ones, then
   shifted ones.
 
-  Copies 2 k and 2 k + 1 are each other's mirror image. A shift is by `shift` pixels to one of eight
-  sides, and what it uncovers is filled by reflection.
+  Copies 2 k and 2 k + 1 are each other's mirror image. A shift moves by `shift` pixels in one of
+  eight directions, and reflection fills the uncovered pixels.
 
-  Raises UserError for no images, more than 18 queries, a shift that is no smaller than an image.
+  Raises UserError for more than 18 queries, several queries of records that are no images, or a
+  shift that is not smaller than an image.
 
   >>> [copy[0, 0, :, 0].tolist() for copy in augmented(np.arange(3.0).reshape(1, 1, 3, 1), 2)]
   [[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]]
@@ -67,8 +68,7 @@ def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndar
 
 
 def queries_of_model(signal: Signal, num_queries: int, *, shift: int = 1) -> Signal:
-  """Returns a signal with a score for every copy of n records: [num_queries * n], query by
-  query.
+  """Returns a signal that scores every copy of n records: [num_queries * n], query by query.
 
   Give `train_shadows` `num_scores=num_queries * n` with it.
 
@@ -88,7 +88,7 @@ def queries_of_model(signal: Signal, num_queries: int, *, shift: int = 1) -> Sig
 
 
 class _Asked:
-  """Records as a signal reads them."""
+  """Records of one query, with the two fields that a signal reads."""
 
   def __init__(self, x: np.ndarray, y: HostArray):
     self.x = x

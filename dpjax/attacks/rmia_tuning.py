@@ -1,7 +1,7 @@
 """Tuning of RMIA on shadow models: gamma and temperature, as its authors choose them.
 
-Each shadow model plays the target once, and the others are its shadows. What it was trained on is
-known, so every setting has a true positive rate there. Members of the real target take no part.
+Each shadow model plays the target once, with the other models as its shadows. Its members are
+known, so each setting has a true positive rate on it. The real target's members are not used.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def tune_rmia(
 ) -> RmiaSettings:
   """Returns the gamma and temperature that find the most members of the shadow models.
 
-  Most means: the largest mean, over the shadow models, of the true positive rate at `fpr`. Ties go
-  to the smaller gamma, then to the larger mean AUC, then to what stands first. The target's own
-  scores are not read. For one target a larger gamma ties records and reorders none, so a list
-  that holds 1 gives 1.
+  The best pair has the largest true positive rate at `fpr`, in the mean over the shadow models.
+  Ties go to the smaller gamma, then to the larger mean AUC, then to the earlier pair. The target's
+  own scores are not read. For one model a larger gamma only ties records and reorders none. So if
+  `gammas` holds 1, the result is 1.
 
   Args:
     gammas, temperatures: values to try, in all pairs.
     fpr: false positive rate in (0, 1).
     offline, offline_a: as in `rmia`.
 
-  Raises UserError for no pair to try, a value out of its range, no shadow that can play the target:
-  two others must be left, and each record be held by one of them and not by another.
+  Raises UserError for no pair to try, a value out of its range, or no shadow that can play the
+  target. That needs two other shadows, one of them without each record, and online one with it.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held, rng = random_halves(9, 300, seed=0), np.random.default_rng(0)
@@ -88,8 +88,7 @@ def tune_rmia(
         roc.curve_of(beaten_share(ratio, gamma=gamma, compared=everyone), members)
         for ratio, (_, members) in zip(ratios, games)
       ]
-      # Each model has its own curve, as the target has. Pooled scores would mix their
-      # scales.
+      # Each model has its own curve, since pooled scores would mix their scales.
       rate = np.mean([curve.tpr[curve.fpr <= fpr].max() for curve in curves])
       quality = (float(rate), -gamma, float(np.mean([curve.auc for curve in curves])))
       if quality > best:
@@ -105,9 +104,9 @@ def rmia_tuned(
   offline: bool = False,
   offline_a: float = 0.3,
 ) -> np.ndarray:
-  """`rmia` with the gamma and the temperature of `tune_rmia`: [n] scores.
+  """Returns the scores [n] of `rmia` with the gamma and temperature that `tune_rmia` chooses.
 
-  Raises UserError as these two do.
+  Raises UserError as these two functions do.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held = random_halves(8, 4, seed=0)
@@ -128,8 +127,7 @@ def rmia_tuned(
 def _games(evidence: Evidence, offline: bool) -> Iterator[tuple[Evidence, np.ndarray]]:
   """Yields (evidence, members) with each usable shadow as the target."""
   for target, members in enumerate(evidence.included):
-    # A complement of the target shows exactly who is out. No real attacker has such a
-    # shadow.
+    # A shadow on the complement reveals the members. No real attacker has such a shadow.
     kept = ~np.all(evidence.included == ~members, axis=1)
     kept[target] = False
     included = evidence.included[kept]

@@ -1,9 +1,9 @@
 """Effects of poisoning on each aggregator: a grid of attacks and defences, as a table.
 
-A defence FAILS where an attack moved it: where the exact interval of the attack's success, or
-of the accuracy, does not meet that of the same defence without attackers. Else it is not
-shown to fail, which proves nothing. Beyond the number of attackers that an aggregator is made
-for nothing else was promised, and the cell says so.
+A defence FAILS if an attack lowers the accuracy or raises the attack's success: if the exact
+interval of one does not overlap that of the same defence without attackers. Else it is not shown
+to fail, which proves nothing. A cell marks more attackers than the aggregator is made for, where it
+promises nothing.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Defence(NamedTuple):
   """An aggregator, and how many arbitrary clients of n it tolerates."""
 
   aggregator: Aggregator
-  # of n messages; None: messages are never outvoted, each is bounded (a clipped mean)
+  # of n messages; None: the aggregator bounds each message and outvotes none (a clipped mean)
   tolerates: Callable[[int], int] | None
 
 
 def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[int], int]]:
-  """Number of arbitrary clients of n that each aggregator tolerates.
+  """Returns a function for each aggregator: how many arbitrary clients of n it tolerates.
 
   >>> points = breakdown_points(num_byzantine=2, trim=0.25)
   >>> {name: most(9) for name, most in points.items()}
@@ -50,20 +50,20 @@ def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[
 
 
 def _options(row: described.AggregatorFacts, numbers: dict[str, Any]) -> dict[str, Any]:
-  """Returns those of the numbers that are options of this aggregator."""
+  """Returns the options of this aggregator: the given numbers, and defaults for the others."""
   return {name: numbers.get(name, usual) for name, usual in row.options.items()}
 
 
 def defences(
   plan: Plan, *, num_byzantine: int, trim: float, num_selected: int | None = None
 ) -> dict[str, Defence]:
-  """The aggregators of `dpjax.federated` without privacy, for the cohorts of `plan`.
+  """Returns the aggregators of `dpjax.federated` without privacy, for the cohorts of `plan`.
 
   Args:
-    plan: one that guarantees no epsilon (noise_multiplier=0).
-    num_byzantine: f of Krum. trim: share cut off at either end.
-    num_selected: selected messages of multi-Krum; None leaves it out, as n - f is not known
-      beforehand.
+    plan: a plan that guarantees no epsilon (noise_multiplier=0).
+    num_byzantine: f of Krum.
+    trim: share of the trimmed mean that is cut off at either end.
+    num_selected: selected messages of multi-Krum, such as n - f; None: no multi-Krum.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=9), noise_multiplier=0.0,
@@ -91,10 +91,10 @@ class PoisoningOutcome(NamedTuple):
   defence: str
   num_attackers: int
   num_clients: int
-  tolerates: int | None  # attackers that the defence is made for; None: bounds each instead
+  tolerates: int | None  # attackers that the defence is made for; None as in `Defence`
   accuracy: Counted  # on the untouched test records
   success: Counted | None  # victims that are called what the attacker wants
-  # accuracy of the same defence without attackers
+  # the same two of this defence without attackers
   clean_accuracy: Counted
   clean_success: Counted | None
 
@@ -105,7 +105,7 @@ class PoisoningOutcome(NamedTuple):
 
   @property
   def fails(self) -> bool:
-    """Whether the attack moved the model, beyond the uncertainty of the test records."""
+    """Whether the attack had an effect that exceeds the uncertainty of the test records."""
     fell = self.accuracy.interval[1] < self.clean_accuracy.interval[0]
     if self.success is None or self.clean_success is None:
       return fell
@@ -113,8 +113,7 @@ class PoisoningOutcome(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """Line for readers. A defence that fails is reported as failing; none is reported as
-    holding."""
+    """A line to print. It may say that a defence fails, but never that a defence holds."""
     word = "FAILS" if self.fails else "not shown to fail"
     what = f"accuracy {self.accuracy.rate:.3f} ({self.clean_accuracy.rate:.3f} unattacked)"
     if self.success is not None and self.clean_success is not None:
@@ -128,7 +127,8 @@ class PoisoningOutcome(NamedTuple):
 def measure_poisoning(
   apply: Apply, params: Params, attack: Poisoning, test: Dataset
 ) -> tuple[Counted, Counted | None]:
-  """Measures (accuracy on the test records, success on the attack's victims among them).
+  """Measures the accuracy on the test records, and the success on the attack's victims among them.
+  Success is None for an attack without victims.
 
   Raises UserError if there is no test record, or none that could be a victim.
   """
@@ -153,16 +153,15 @@ def poisoning_grid(
   seed: int,
   tell: Callable[[str], None] = lambda line: None,
 ) -> list[PoisoningOutcome]:
-  """Runs every attack against every defence at every fraction of attackers, and once
-  without.
+  """Runs every attack against every defence, at every fraction of attackers, and without attackers.
 
   Args:
-    train: `(aggregator, attack, attackers) -> parameters`, by `poisoned_training`. Where
-      attackers collude, the aggregator is `colluding` already.
-    fractions: fractions of the clients that attack, each > 0; a fraction beyond what an aggregator
-      stands up to is run, and said.
+    train: `(aggregator, attack, attackers) -> parameters`, as by `poisoned_training`. If attackers
+      collude, the aggregator that it gets is already `colluding`.
+    fractions: fractions of the clients that attack, each > 0. One beyond what an aggregator
+      tolerates runs too, and its verdict says so.
     seed: seed of the choice of attackers.
-    tell: gets each verdict, as it is known.
+    tell: is called with each verdict as soon as it is known.
 
   Raises UserError for nothing to run, or a fraction that rounds to no attacker.
   """
@@ -176,7 +175,7 @@ def poisoning_grid(
   nobody = np.zeros(0, np.int64)
   outcomes = []
   for defence, (aggregator, tolerates) in against.items():
-    # There are no attackers here, so any attack will do.
+    # Without attackers the attack makes no difference, so the first one serves.
     first = next(iter(attacks.values()))
     honest = train(colluding(aggregator, first), first, nobody)
     for name, attack in attacks.items():
@@ -192,10 +191,10 @@ def poisoning_grid(
 
 
 def poisoning_table(outcomes: Sequence[PoisoningOutcome]) -> str:
-  """Markdown: a row for each attack and number of attackers, a column for each defence.
+  """Returns a Markdown table: a row for each attack and number of attackers, a column per defence.
 
-  A cell is accuracy / success (its rate without attackers); FAILS as in `PoisoningOutcome.fails`;
-  `*`: more attackers than the aggregator is made for.
+  A cell is accuracy / success (success without attackers). FAILS is `PoisoningOutcome.fails`, and
+  `*` marks more attackers than the aggregator is made for.
 
   >>> ten = counted(10, 10)
   >>> who = ("flip", "mean", 2, 9, 0)  # 2 of 9 clients, where the mean stands up to none

@@ -2,11 +2,11 @@
 
 An average over all records hides the few that leak (Carlini et al. 2022), so the true positive
 rate at a low false positive rate comes first. Its threshold is the (floor(fpr n) + 1)-th largest
-score of the n non-members, a rank that is fixed before a score is seen, so that the exact
-interval of Clopper and Pearson (1934) holds for the members above it. The interval of the AUC
-is Hoeffding's for a two-sample U-statistic (1963, section 5), that of the best balanced accuracy
-Massart's (1990), which covers every threshold at once: both hold for any scores, ties and
-perfect separation included, without a large sample.
+score of the n non-members. This rank is fixed before any score is seen, so the exact interval of
+Clopper and Pearson (1934) holds for the members above it. The interval of the AUC is Hoeffding's
+for a two-sample U-statistic (1963, section 5). That of the best balanced accuracy is Massart's
+(1990), which covers all thresholds together. Both hold for any scores, with ties or perfect
+separation, and for small samples.
 
 All intervals assume independent scores. Those of records of ONE trained model are not quite
 independent. To refute an epsilon from one run use `dpjax.auditing.one_run`.
@@ -31,9 +31,9 @@ Interval = tuple[float, float]
 
 
 class Roc(NamedTuple):
-  """ROC curve: a point for each threshold between scores, from above all to below all.
+  """ROC curve: a point for each threshold between scores, from above all scores to below all.
 
-  Scores at or above the threshold are called members, so equal scores stay together.
+  Records with scores at or above the threshold are called members, so ties stay together.
   """
 
   thresholds: np.ndarray  # [T], the first is infinite
@@ -58,12 +58,12 @@ class Roc(NamedTuple):
 
   @property
   def auc(self) -> float:
-    """P(a member scores more than a non-member), ties half."""
+    """Probability that a member scores more than a non-member, where a tie counts half."""
     return float(np.trapezoid(self.tpr, self.fpr))
 
 
 def curve_of(scores: HostArray, membership: HostArray) -> Roc:
-  """The ROC of scores [n] against the truth, bool [n].
+  """Returns the ROC of scores [n] against the true membership, bool [n].
 
   Raises UserError for no members or no non-members, NaN, unequal lengths.
 
@@ -84,7 +84,7 @@ def curve_of(scores: HostArray, membership: HostArray) -> Roc:
       raise UserError(f"holds no {name}, so no attack can be measured", field="membership")
   order = np.argsort(-values, kind="stable")
   ordered = values[order]
-  # The last of each group of equal scores: no threshold separates a group.
+  # Marks the last of each group of equal scores, since no threshold separates a group.
   last = np.append(ordered[1:] != ordered[:-1], True)
   counts = [np.append(0, np.cumsum(side[order])[last]) for side in (~truth, truth)]
   return Roc(np.append(np.inf, ordered[last]), *counts)
@@ -93,17 +93,16 @@ def curve_of(scores: HostArray, membership: HostArray) -> Roc:
 class RateAtFpr(NamedTuple):
   """The true positive rate of the threshold that allows `allowed` false positives."""
 
-  fpr: float  # what was asked for
+  fpr: float  # the rate that was asked for
   allowed: int  # floor(fpr * non-members)
-  false_positives: int  # fewer than allowed where equal scores would be parted
+  false_positives: int  # fewer than allowed where a tie would have to be split
   fpr_interval: Interval
   tpr: float
   tpr_interval: Interval
 
   @property
   def resolved(self) -> bool:
-    """False where there are too few non-members for such a rate: not one false positive is
-    allowed."""
+    """Whether there are enough non-members for this rate, so that it allows a false positive."""
     return self.allowed >= 1
 
 
@@ -143,7 +142,7 @@ def counted(count: int, total: int, confidence: float = 0.95) -> Counted:
 
 
 def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
-  """TPR at `fpr`, each interval at `confidence`.
+  """Returns the TPR at `fpr`; each interval holds with probability `confidence`.
 
   >>> curve = curve_of(np.arange(200.0), np.arange(200) >= 100)  # all members are above
   >>> rate = rate_at(curve, 0.01)
@@ -157,7 +156,7 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
   false = int(curve.false_positives[at])
   true = int(curve.true_positives[at])
-  # Ties may lower the count below the fixed rank. The interval covers both.
+  # Ties may lower the count below the fixed rank, so the interval covers both.
   low, high = (exact_interval(count, n, confidence) for count in (false, allowed))
   interval = exact_interval(true, curve.num_members, confidence)
   return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), interval)
@@ -166,11 +165,11 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
 def loss_tail(
   scores: HostArray, membership: HostArray, *, fnr: float = 0.01, confidence: float = 0.95
 ) -> RateAtFpr:
-  """Returns the share of non-members in the tail that training emptied, from its `tpr`.
+  """Returns a rate whose `tpr` is the share of non-members that score below nearly all members.
 
-  It is the true negative rate of the loss attack at a false negative rate of `fnr`: how many
-  non-members score below all but `fnr` of the members. Training pulls hard records out of that
-  tail, so their share estimates how many members LiRA would find at a false positive rate of `fnr`,
+  That is the true negative rate of the loss attack at a false negative rate of `fnr`: the share of
+  non-members that score below all but `fnr` of the members. Training moves hard members out of this
+  tail. So the share estimates how many members LiRA would find at a false positive rate of `fnr`,
   without shadow models (Dodd et al. 2025, arXiv 2510.19773). It is an estimate, no attack.
 
   Args:
@@ -188,7 +187,7 @@ def loss_tail(
 
 
 class Leakage(NamedTuple):
-  """The outcome of an attack, for readers and tables."""
+  """The measured strength of an attack; `table` prints it."""
 
   num_members: int
   num_non_members: int
@@ -204,8 +203,8 @@ def auc_interval(curve: Roc, *, confidence: float, num_targets: int = 1) -> Inte
   """Returns Hoeffding's interval around an AUC (Hoeffding 1963).
 
   Args:
-    num_targets: models whose scores of the same records were pooled. Such scores are not
-      independent of each other, so the interval is as wide as that of one.
+    num_targets: number of models whose scores of the same records were pooled. These scores are
+      not independent, so the interval is as wide as for the records of one model.
 
   >>> curve = curve_of(np.arange(2000.0), np.arange(2000) >= 1000)
   >>> round(auc_interval(curve, confidence=0.95)[0], 3)
@@ -222,7 +221,7 @@ def measure(
   fprs: Sequence[float] = FPRS,
   confidence: float = 0.95,
 ) -> Leakage:
-  """AUC, balanced accuracy and the TPR at each of `fprs`; every interval at `confidence`.
+  """Measures AUC, balanced accuracy and the TPR at each of `fprs`; each interval at `confidence`.
 
   >>> leakage = measure(np.arange(2000.0), np.arange(2000) >= 1000)
   >>> leakage.auc, leakage.balanced_accuracy, leakage.rates[0].tpr
@@ -256,8 +255,8 @@ def _around(value: float, width: float) -> Interval:
 def slices(
   scores: HostArray, membership: HostArray, groups: HostArray, **options: Any
 ) -> dict[int, Leakage | None]:
-  """Measures each group of records alone, such as a class; None for a group without members
-  or non-members. groups: integers [n]. options: of `measure`.
+  """Measures each group of records alone, such as a class; None for a group without members or
+  without non-members. groups: integers [n]. options: as for `measure`.
 
   >>> parts = slices([2.0, 1.0, 0.0], np.array([True, False, True]), [0, 0, 1])
   >>> parts[0].auc, parts[1]
@@ -277,10 +276,9 @@ def slices(
 
 
 def table(leakages: Mapping[str, Leakage]) -> str:
-  """Table of attacks in Markdown, one row for each.
+  """Returns a Markdown table with one row for each attack.
 
-  A rate that so few non-members cannot show is marked <: its threshold let no non-member
-  pass.
+  A rate is marked < if there are too few non-members for its FPR: its threshold admits none.
 
   >>> print(table({"loss": measure(np.arange(20.0), np.arange(20) >= 10, fprs=[0.2])}))
   | attack | TPR at 20 % FPR | AUC | balanced accuracy |

@@ -1,12 +1,12 @@
-"""A server that sends a leaking model: it obtains the inputs of a whole batch, one from
-each bin.
+"""A server that sends a leaking model: it obtains the inputs of a whole batch, one from each bin.
 
 Fowl et al. 2022, "Robbing the Fed" (arXiv:2110.13057), section 3, with the model's own first layer
-in place of an added one. Every unit of that layer measures the same thing of an input: its
-product with one random direction. Unit i is active where that exceeds the threshold c_i. What
-follows treats all units alike. So the gradient of unit i sums the inputs above c_i, each times its
-factor in the gradient of the bias. The difference of two neighbouring units holds the inputs
-between their thresholds. One that is there alone is the ratio of kernel and bias.
+in place of an added one. Every unit of that layer computes the same number of an input: its product
+with one random direction. Unit i is active where the product exceeds the threshold c_i. Later
+layers treat all units alike. So the kernel gradient of unit i is a weighted sum of the inputs above
+c_i, and its bias gradient is the sum of the weights. The difference of two neighbouring units
+contains only the inputs between their thresholds, a bin. If a bin has one input, that input is the
+difference of the kernel gradients divided by that of the bias gradients.
 
 | who takes part                 | what is left                                              |
 | ------------------------------ | --------------------------------------------------------- |
@@ -26,7 +26,7 @@ from dpjax.attacks import recovery
 from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
 
-# Below this share of the largest, the difference of two biases is rounding.
+# A bin counts as empty if its bias difference is below this share of the largest: it is rounding.
 _EMPTY = 1e-5
 
 
@@ -42,16 +42,15 @@ def imprint(
 
   Args:
     params: parameters of a model that begins with a dense layer of k units, a bias and a ReLU.
-    public: [N, ...], inputs like those that are sought: the thresholds are quantiles of what
-      is measured of them, so that k bins are equally likely.
+    public: [N, ...], inputs like those that are sought. The thresholds are quantiles of their
+      products with the direction, so that k bins are equally likely.
     layer: name of the first layer.
-    gain: scale of the kernel after it, by which a bin's gradient grows.
-    seed: seed of the direction. A mean of pixels would tie inputs that a random direction
-      separates.
+    gain: scale of the next kernel. The gradients of all bins grow with it.
+    seed: seed of the direction, which is random to tie fewer inputs than a mean of pixels would.
 
   Raises:
-    UserError: no such layer, one without a bias, inputs of another size, no finite ones, or no
-      kernel with k rows after it.
+    UserError: no such layer, a layer without a bias, inputs of another size or not finite, or no
+      later kernel with k rows.
 
   >>> kernel, bias = np.ones((4, 2)), np.zeros(2)
   >>> params = {"dense_0": {"kernel": kernel, "bias": bias}, "head": {"kernel": kernel.T}}
@@ -85,8 +84,8 @@ def imprint(
       value = np.asarray(-thresholds, leaf.dtype)
     elif name.endswith("/kernel") and np.shape(leaf)[:-1] == (units,):
       num_alike += 1
-      # Equal rows, so that all active units have the same gradient. Divided by the number of
-      # units, so that many active ones do not saturate the next layer.
+      # Equal rows give all active units the same gradient. The division by the number of units
+      # keeps many active ones from saturating the next layer.
       row = np.asarray(leaf, np.float64)[0]
       row = row / max(float(np.max(np.abs(row))), 1e-30)
       value = np.broadcast_to((gain * row / units).astype(leaf.dtype), np.shape(leaf))
@@ -99,8 +98,8 @@ def imprint(
 
 
 def _inputs(public: HostArray, size: int) -> np.ndarray:
-  """Returns the public inputs, [N, size] in float64. Raises UserError for another size, or
-  non-finite ones."""
+  """Returns the public inputs as float64 [N, size]. Raises UserError if they have another size or
+  are not finite."""
   shape = np.shape(public)
   if not shape or not shape[0] or np.size(public) != shape[0] * size:
     raise UserError(f"must be inputs of {size} numbers, got shape {shape}", field="public")
@@ -111,16 +110,15 @@ def _inputs(public: HostArray, size: int) -> np.ndarray:
 
 
 def read_imprint(seen: ArrayTree, *, batch_size: int, layer: str = "dense_0") -> np.ndarray:
-  """Returns the inputs in the bins of `imprint`: [B, d], zeros where there are no more
-  bins.
+  """Returns the inputs in the bins of `imprint`: [B, d]. If fewer bins are full, the rest is zeros.
 
   Args:
-    seen: the gradient of a batch under those parameters, a client's message of one step, or the
-      sum of many: any common factor is allowed.
-    batch_size: B; as many fullest bins are taken.
+    seen: the gradient of a batch under those parameters, a client's message of one step, or a sum
+      of many. A common factor does not matter.
+    batch_size: number B of bins to read, those with the largest bias difference first.
 
   Raises:
-    UserError: batch_size < 1, no such layer, or one without a bias.
+    UserError: batch_size < 1, no such layer, or a layer without a bias.
 
   >>> kernel = np.array([[4.0, 3.0], [6.0, 3.0]])  # both inputs, and the second alone
   >>> seen = {"dense_0": {"kernel": kernel, "bias": np.array([2.0, 1.0])}}

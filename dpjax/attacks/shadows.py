@@ -1,9 +1,9 @@
 """Shadow models: the target's training, repeated on random halves of the records.
 
-Nothing of the pipeline is written anew here. The caller hands over what made the target, the
-algorithm (`training.dp_sgd`, say), the batches (`plan.batches`) and the initial parameters,
-each a function of the key or seed of one shadow. This module gives every shadow its records
-and its own randomness, and keeps what it says about all of them.
+This module uses the target's own pipeline. The caller passes the algorithm (such as
+`training.dp_sgd`), the batches (`plan.batches`) and the initial parameters, each as a function of
+the key or seed of one shadow. The module gives every shadow its records and its own randomness, and
+keeps the scores that the shadow gives to all records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpjax.data import Dataset, digest
 from dpjax.types import Algorithm, Array, Batch, HostArray, Params
 from dpjax.validate import UserError
 
-# Separates this stream from other uses of the same seed.
+# Part of the seed, so that other uses of the same seed draw different numbers.
 _STREAM = 0x5AD0_4A11
 
 
@@ -35,13 +35,13 @@ def random_halves(
 ) -> np.ndarray:
   """Draws the members of each model: bool [models, records], a fair coin for each record.
 
-  Rows 2 k and 2 k + 1 are each other's complement, so of an even number of models exactly
-  half hold any record. With an odd number the last row has coins of its own, as the target
-  of an attack must.
+  Rows 2 k and 2 k + 1 are each other's complement. So exactly half of an even number of models hold
+  any record. With an odd number the last row is independent of the others, as the target of an
+  attack must be.
 
   Args:
-    exact: each row holds exactly half of the records, for samplers that are made for a number
-      of them; anyone who is out is then replaced by another (see `allowed`).
+    exact: each row holds exactly half of the records, for samplers that need a fixed number of
+      records. Another record then replaces one that is out (see `allowed.replaced`).
 
   >>> halves = random_halves(5, 1000, seed=0)
   >>> halves[:4].sum(axis=0).tolist() == [2] * 1000, 450 < int(halves[4].sum()) < 550
@@ -62,13 +62,12 @@ def random_halves(
 def each_as_target(
   scores: HostArray, included: HostArray
 ) -> Iterator[tuple[Evidence, np.ndarray]]:
-  """Yields every model once as the target, with the others as its shadows: (evidence,
-  membership).
+  """Yields (evidence, membership) for each model as the target, with the others as its shadows.
 
-  A model whose records are exactly those that the target lacks is left out with it: else
-  the NUMBER of shadows that held a record would tell who the members are.
+  The target's complement, a model that holds exactly the records that the target lacks, is not a
+  shadow. Else the NUMBER of shadows that held a record would reveal the members.
 
-  Raises UserError for masks in which that number reveals it nevertheless.
+  Raises UserError for masks in which that number reveals them nevertheless.
 
   >>> halves = random_halves(6, 10, seed=0)
   >>> [evidence.shadows.shape for evidence, _ in each_as_target(halves + 0.0, halves)]
@@ -87,10 +86,9 @@ def each_as_target(
 
 
 def _check_counts(counts: np.ndarray, members: np.ndarray) -> None:
-  """Refuses counts [n] of shadows that held a record if the counts reveal the members.
+  """Raises UserError if the counts [n] of shadows that held a record reveal the members.
 
-  Raises UserError if every record outside the target was held by exactly one shadow more than the
-  others.
+  They do if every non-member was held by exactly one shadow more than every member.
   """
   if np.ptp(counts) and not np.ptp(counts + members):
     raise UserError(
@@ -121,29 +119,29 @@ def train_shadows(
 
   Args:
     records: the n records.
-    included: bool [S, n]; `random_halves`.
-    algorithm: function of a typed key, from which one shadow's noise comes: the target's, as
-      `lambda key: training.dp_sgd(loss_fn, plan, tx, noise_key=key)`. Split the key where
-      examples need some of their own. It is called while JAX traces, so it reads no key.
-    batches: batches of one shadow's records and an integer seed, as `plan.batches`: equally many of
-      equal shapes for all, or there is one compilation for each shape.
-    init_params: function of a key.
-    signal: (parameters, records) -> [n], as `signals.log_odds_of_model(model.apply)`.
-    seed: seed of everything that is drawn; shadow i is the same whatever the others are.
-    released: the parameters that a state lets out.
-    side_by_side: how many are trained at once, under vmap, by one program; 1 trains them one
-      after the other, also by one program. The scores differ by rounding alone.
-    num_scores: how many numbers the signal gives; None: one for each record. A signal may
-      look at the parameters alone, or ask about other inputs (`property_inference`).
-    directory: keeps the scores of each finished shadow, in a file named by a digest of
-      records, row, seed and `name`: what is called again with the same goes on there. As
-      secret as the records.
-    name: with a directory, name of the pipeline, as functions have no digest: change it with
-      whatever changes them.
-    progress: (done, total), after each group.
+    included: bool [S, n], the records of each shadow, such as `random_halves`.
+    algorithm: the target's algorithm, as a function of the typed key of one shadow's noise:
+      `lambda key: training.dp_sgd(loss_fn, plan, tx, noise_key=key)`. Split the key if examples
+      need keys of their own. JAX traces this function, so it cannot read the key's value.
+    batches: function (one shadow's records, integer seed) -> batches, such as `plan.batches`. All
+      shadows should have equally many batches of equal shapes, since each shape is compiled.
+    init_params: function from a key to the first parameters.
+    signal: (parameters, records) -> [n], such as `signals.log_odds_of_model(model.apply)`.
+    seed: seed of all draws; shadow i does not depend on the other shadows.
+    released: function from a final state to the parameters that are released.
+    side_by_side: number of shadows that are trained at once, under vmap. It changes scores only by
+      rounding. Shadows that are trained together must have equally many batches.
+    num_scores: length of the signal; None: one score for each record. A signal may read the
+      parameters alone, or ask about other inputs (`property_inference`).
+    directory: folder for the scores of each finished shadow, which a later call with the same
+      arguments reads. File names are digests of records, row, seed and `name`. The folder is as
+      secret as the records. None: nothing is kept.
+    name: name of the pipeline, needed with a directory. Functions have no digest, so change the
+      name whenever you change one of them.
+    progress: called with (done, total) after each group.
 
-  Raises UserError for masks that do not fit, an empty row, a signal of another shape or with NaN (a
-  shadow that diverged), a file that cannot be read.
+  Raises UserError for masks that do not fit, an empty row, a signal of another shape or not finite
+  (a shadow that diverged), or a file that cannot be read.
   """
   train = shadow_models(
     records,
@@ -167,12 +165,12 @@ def train_shadows(
   stored = [_read(path, size) for path in paths]
   for number in range(num_groups(len(rows), side_by_side)):
     group = range(number * side_by_side, min((number + 1) * side_by_side, len(rows)))
-    # A group is trained where one of its scores is missing. Otherwise it is only read.
+    # A whole group is trained again if the scores of one of its shadows are missing.
     missing = any(stored[index] is None for index in group)
     for index, params in zip(group, train(number) if missing else []):
       scores = _asked(signal(params, records), size, index)
       stored[index] = scores
-      # All or nothing, with access for the owner alone.
+      # The file is written completely or not at all, and only its owner may read it.
       if (file := paths[index]) is not None:
         save = functools.partial(np.save, arr=scores)
         files.replace_file(file, save, secret=True)
@@ -181,7 +179,7 @@ def train_shadows(
 
 
 def num_groups(num_models: int, side_by_side: int) -> int:
-  """Number of groups of that many models trained at once.
+  """Returns the number of groups of `side_by_side` models that are trained at once.
 
   >>> num_groups(17, 4)
   5
@@ -200,8 +198,10 @@ def shadow_models(
   released: Callable[[Any], Params] = training.eval_params,
   side_by_side: int = 1,
 ) -> Callable[[int], list[Params]]:
-  """Returns `train(g)`, which trains group g: rows g * side_by_side on of `included`. It
-  returns the signal of each model. Arguments and draws are those of `train_shadows`.
+  """Returns `train(g)`, which trains the group of rows from g * side_by_side on.
+
+  `train` returns the released parameters of each model of the group. Arguments and draws are those
+  of `train_shadows`.
 
   Raises UserError for masks that do not fit, an empty row.
   """
@@ -209,7 +209,7 @@ def shadow_models(
   validate.integer_at_least(0, seed=seed)
   validate.integer_at_least(1, side_by_side=side_by_side)
   width = min(side_by_side, len(rows))
-  # Compiled once for all groups: they differ in their key, which is an argument.
+  # Compiled once for all groups, since the key in which they differ is an argument.
   step = lambda key, state, batch: algorithm(key).step(state, batch)[0]
   compiled = jax.jit(jax.vmap(step) if width > 1 else step)
   pipeline = _Pipeline(algorithm, batches, init_params, compiled)
@@ -217,7 +217,7 @@ def shadow_models(
   def train(group: int) -> list[Params]:
     start = group * side_by_side
     numbers = range(start, min(start + width, len(rows)))
-    # The last group repeats its last shadow, so that one program serves all.
+    # A short last group repeats its last shadow, so that it has the compiled shape.
     padded = [min(start + place, numbers[-1]) for place in range(width)]
     states = _trained(pipeline, records, rows[padded], padded, seed)
     return [released(state) for state in states[: len(numbers)]]
@@ -248,7 +248,7 @@ def _rows(records: Dataset, included: HostArray) -> np.ndarray:
 
 
 def _keys_of(seed: int, index: int) -> tuple[Array, Array, int]:
-  """Key of a shadow's noise, key of its initial parameters, and seed of its batches."""
+  """Returns a shadow's noise key, key of initial parameters, and seed of batches."""
   words = np.random.SeedSequence([seed, _STREAM, index]).generate_state(6)
   # `jax.random.key` takes only 32 bits, so the others are folded in.
   key = functools.reduce(jax.random.fold_in, words[:2], jax.random.key(seed % 2**32))
@@ -259,7 +259,7 @@ def _keys_of(seed: int, index: int) -> tuple[Array, Array, int]:
 def _trained(
   pipeline: _Pipeline, records: Dataset, rows: np.ndarray, indices: list[int], seed: int
 ) -> list[Any]:
-  """Trains a group, whose rows are `rows`, and returns the final states."""
+  """Trains the shadows `indices`, whose records are `rows`, and returns their final states."""
   noise, init, seeds = zip(*(_keys_of(seed, index) for index in indices))
   states = [
     pipeline.algorithm(key).init(pipeline.init_params(first))
@@ -272,7 +272,7 @@ def _trained(
     return [functools.reduce(step, batches[0], states[0])]
   state = _stacked(states)
   keys = _stacked(noise)
-  # strict: every shadow must have as many batches as the others.
+  # strict=True raises if shadows of a group have different numbers of batches.
   for together in zip(*batches, strict=True):
     state = pipeline.step(keys, state, _stacked(together))
   return [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(len(indices))]

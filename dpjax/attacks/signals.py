@@ -1,11 +1,10 @@
-"""Signals of membership: one number for each record from one query. Larger means more
-certain.
+"""Signals of membership: one number for each record, from one query. Larger means more certain.
 
-All attacks of this package use log odds, log(p / (1 - p)) for the probability p that a model
-gives the record's own label: Carlini et al. (2022) found them nearly Gaussian over models.
-Confidence and loss follow from them without loss of digits, and the other way round only
-here. Where p is 0 or 1 in floating point they end at about +-103.6, as in the authors' own
-code.
+Membership attacks use log odds, log(p / (1 - p)) for the probability p that a model gives to the
+record's own label. Carlini et al. (2022) found them nearly Gaussian over models. Confidence and
+loss can be computed from log odds without loss of digits. The reverse loses digits for p near 1,
+except from losses or logits by this module. Where p is 0 or 1 in floating point, log odds are about
++-103.6, as in the authors' own code.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dpjax.metrics import Apply
 from dpjax.types import Array, HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# Least probability.
+# Floor of probabilities, as in the authors' code.
 _TINY = 1e-45
 LARGEST = -math.log(_TINY)
 
@@ -31,7 +30,7 @@ Signal = Callable[[Params, Labelled], np.ndarray]  # (params, n records) -> [n]
 
 
 def numbers(name: str, values: HostArray) -> np.ndarray:
-  """Returns the values as a float64 array. UserError: not numbers, or a NaN among them.
+  """Returns the values as a float64 array. Raises UserError if they are no numbers, or hold NaN.
 
   >>> numbers("scores", [1.0, float("nan")])
   Traceback (most recent call last):
@@ -49,7 +48,7 @@ def numbers(name: str, values: HostArray) -> np.ndarray:
 
 
 def log_odds(confidences: HostArray) -> np.ndarray:
-  """Log odds of the probabilities [...] that models give a record's own label.
+  """Returns the log odds [...] of the probabilities [...] that models give to a record's label.
 
   Raises UserError for a value that is no probability.
 
@@ -66,7 +65,7 @@ def log_odds(confidences: HostArray) -> np.ndarray:
 
 
 def log_odds_of_losses(losses: HostArray) -> np.ndarray:
-  """Log odds of cross-entropies -log p [...], in nats. Keeps digits that 1 - p would lose.
+  """Returns the log odds [...] of cross-entropies -log p [...] in nats, accurate for p near 1, too.
 
   >>> log_odds_of_losses([np.log(2), 1e-20, 0.0]).round(4)
   array([  0.    ,  46.0517, 103.6163])
@@ -82,7 +81,7 @@ def log_odds_of_losses(losses: HostArray) -> np.ndarray:
 
 
 def log_odds_of_logits(logits: HostArray, labels: HostArray) -> np.ndarray:
-  """Log odds from logits [..., n, K] of n records and their integer labels [n]: [..., n].
+  """Returns log odds [..., n] from logits [..., n, K] of n records and integer labels [n].
 
   >>> log_odds_of_logits([[np.log(3.0), 0.0, 0.0]], [0]).round(4)  # log(3 / 2)
   array([0.4055])
@@ -111,7 +110,7 @@ def _picked(logits: np.ndarray, labels: HostArray) -> tuple[np.ndarray, np.ndarr
 
 
 def top_confidences(logits: HostArray) -> np.ndarray:
-  """The largest probability that a model gives to any label: logits [..., K] -> [...].
+  """Returns the largest probability of any label: logits [..., K] -> [...].
 
   >>> top_confidences([[np.log(3.0), 0.0]])
   array([0.75])
@@ -127,12 +126,12 @@ def soft_margin_taylor(
   margin: float = 0.6,
   order: int = 4,
 ) -> np.ndarray:
-  """Confidences with which RMIA's authors attack images (Zarifzadeh et al. 2024): logits
-  [..., n, K], labels [n] -> [..., n].
+  """Returns the confidences [..., n] with which RMIA's authors attack images, from logits
+  [..., n, K] and labels [n] (Zarifzadeh et al. 2024).
 
-  The exponential of the softmax is replaced by the first `order` terms of its series, and
-  `margin` is taken from the own logit. With an even `order` the series of a negative logit
-  may be negative, and so may a confidence: then it is raised to 1e-45, the least of all.
+  The first `order` terms of its series replace the exponential of the softmax, and `margin` is
+  subtracted from the logit of the record's label. With an even `order`, the series of a negative
+  logit may be negative, and so may a confidence. Such a confidence is raised to 1e-45.
 
   >>> soft_margin_taylor([[0.0, 0.0]], [0], margin=0.0)
   array([0.5])
@@ -144,15 +143,15 @@ def soft_margin_taylor(
   series = lambda x: sum(x**i / math.factorial(i) for i in range(order))
   mine = series(scores[is_label].reshape(scores.shape[:-1]) - margin)
   others = np.sum(np.where(is_label, 0.0, series(scores)), axis=-1)
-  # One infinite series divided by another is NaN, and counts as the least confidence.
+  # Infinity divided by infinity is NaN, which is made 0 and then raised to the floor.
   with np.errstate(divide="ignore", invalid="ignore"):
     return np.clip(np.nan_to_num(mine / (mine + others)), _TINY, 1.0)
 
 
 def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
-  """A signal: asks `apply(params, x [B, ...]) -> logits [B, K]` about every record once.
+  """Returns a signal: the log odds of each record, from `apply(params, x [B, ...]) -> [B, K]`.
 
-  Compiled once for all models of one shape. A label outside [0, K) gets NaN.
+  It is compiled once for all models of one shape. A label outside [0, K) gives NaN.
 
   Raises UserError, while tracing, for logits that are not [B, K] with K >= 2.
 
@@ -187,10 +186,9 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
 
 
 def by_parts(ask: Callable[[np.ndarray], Array], count: int, batch_size: int) -> np.ndarray:
-  """Calls `ask(places [batch_size])` for rows 0 .. count - 1 and returns float64 [count,
-  ...].
+  """Calls `ask(places)` for rows 0 .. count - 1 in parts, and returns float64 [count, ...].
 
-  All parts are of one size, or there would be a compilation for each: the last row is repeated.
+  All parts have one size, so that `ask` is compiled once: the last row is repeated where needed.
   """
   spare = -count % min(batch_size, max(count, 1))
   places = np.minimum(np.arange(count + spare), count - 1)
@@ -199,8 +197,7 @@ def by_parts(ask: Callable[[np.ndarray], Array], count: int, batch_size: int) ->
 
 
 def num_classes(apply: Apply, params: Params, shape: Sequence[int]) -> int:
-  """Number of classes K of a model `apply(params, x [B, *shape]) -> logits [B, K]`, which
-  is not run.
+  """Returns the number K of classes of `apply(params, x [B, *shape]) -> logits [B, K]`, unrun.
 
   Raises UserError if the model takes no such input, or returns something else.
 

@@ -1,8 +1,8 @@
 """BaVarIA: LiRA with variances that work with few shadow models (Brännvall 2026).
 
-`lira` has the choice of a variance for each record, which a few shadows estimate badly, and one for
-all, which is wrong for most. A conjugate prior lies between: each record's variance starts at that
-of all, worth so many shadows, and what its own shadows say is added.
+`lira` uses either a variance for each record, which a few shadows estimate badly, or one for all
+records, which is wrong for most. A conjugate prior is between the two. It pools the variance of all
+records, as if from some number of shadows, and adds the record's own shadows.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ def bavaria(
 ) -> np.ndarray:
   """Returns log p(t | in) - log p(t | out) [n] under Student-t predictive distributions.
 
-  Log odds of a record are N(m, v) over models. The mean m is flat, and v has an inverse gamma
-  distribution whose scale is the pooled variance of its side, worth `prior_weight` shadows. Given
-  k shadows with mean c and squared deviations S, a further model's log odds have Student's t
+  Log odds of a record are N(m, v) over models. The prior of m is flat. That of v is inverse gamma,
+  with the pooled variance of its side (in or out), worth `prior_weight` shadows. Given k shadows
+  with mean c and sum S of squared deviations, a further model's log odds follow Student's t
   distribution around c. It has d = prior_weight + k - 1 degrees of freedom, and the squared scale
   (prior_weight * pooled + S) / d * (1 + 1 / k). Source: arXiv 2603.11799, "BaVarIA-t"; the default
   weight is dpjax's. Offline, the score is the logit of P(T <= t) out, which grows with t.
 
   Args:
-    prior_weight: shadows that the prior counts as. A large one gives one variance for all, 0 to
-      each record its own.
+    offline: uses only shadows that did not hold a record.
+    prior_weight: number of shadows that the prior counts as. A large number gives nearly one
+      variance for all records; 0 gives each record its own.
 
   Raises UserError as `lira` does with a fixed variance, or without where prior_weight is 0.
 
@@ -59,13 +60,11 @@ _FLOOR = 1e-30
 def _predictive(
   side: np.ndarray, weight: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns (center, scale, degrees of freedom), each [n], of scores [S, n] with NaN
-  elsewhere."""
+  """Returns (center, scale, degrees of freedom), each [n], of scores [S, n]; NaN is left out."""
   count = np.sum(~np.isnan(side), axis=0)
   center = np.nanmean(side, axis=0)
   squares = np.nansum((side - center) ** 2, axis=0)
-  # One score has no variance. If every record has only one, there are no degrees of
-  # freedom, so at least 1 is used.
+  # If every record has only one score, there is no variance to pool, and the divisor would be 0.
   pooled = squares.sum() / max(np.sum(count - 1), 1)
   freedom = weight + count - 1.0
   variance = (weight * pooled + squares) / freedom * (1 + 1 / count)

@@ -1,10 +1,10 @@
 """Text read from a transformer's gradient: exactly, while it has fewer tokens than its width.
 
 DAGER (Petrov et al. 2024, arXiv:2405.15586) for decoders. The gradient of a kernel is a sum over
-tokens of (input of the layer)(gradient of its output)^T. With fewer tokens than the input has
-numbers, its columns span just the inputs of those tokens. So a guess is tested by its distance
-from that span: in the first block for one token at one position, in the second for a whole
-beginning of a line. Nothing is searched by gradients, and no label is needed.
+tokens of (input of the layer)(gradient of its output)^T. With fewer tokens than the layer has
+inputs, the columns of the gradient span just the inputs of those tokens. So a guess is tested by
+its distance from that span. The first block tests one token at one position, and the second block
+tests a whole beginning of a line. The attack needs no gradient search and no labels.
 
 | what is seen                    | span of                                  | most tokens        |
 | --------------------------------| ---------------------------------------- | ------------------ |
@@ -12,9 +12,9 @@ beginning of a line. Nothing is searched by gradients, and no label is needed.
 | of LoRA's A [d, r], B not 0     | some r combinations of the inputs        | r                  |
 | of LoRA's B [r, P], any B       | A^T x, which the server knows to compute | r - 1              |
 
-LoRA starts with B = 0: then the gradient of A is 0, and that of B shows the text alone. A clip norm
-for each line or for all is a factor of each input, which changes no span. Noise fills all
-dimensions; then what is nearest to the largest directions is as good as a guess.
+LoRA starts with B = 0. Then the gradient of A is 0, and only that of B shows the text. Clipping of
+each line or of all only scales each input, which changes no span. Noise fills all dimensions. The
+attacker can then only rank tokens by their distance from the largest directions.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Inputs = Callable[[Params, Any], list[Any]]
 
 # Singular values below this share of the largest are rounding of a float32 gradient.
 _ROUNDING = 3e-6
-# A span is known to such a share of the length of an input.
+# An input below this distance, as a share of its length, counts as inside the span.
 _NEAR = 1e-3
-# Beginnings of lines that are evaluated at once.
+# Number of line beginnings that are evaluated at once.
 _PART = 16
 
 
@@ -48,7 +48,7 @@ def attention_inputs(model: Any, num_blocks: int = 2) -> Inputs:
 
   Args:
     model: `dpjax.models` "transformer".
-    num_blocks: blocks that are looked at, at most those of the model.
+    num_blocks: number of blocks, from the first on; at most those of the model.
 
   >>> from dpjax import models
   >>> model = models.build("transformer", num_classes=5, num_layers=2, num_heads=1, features=4)
@@ -79,8 +79,8 @@ def span(gradient: HostArray, *, rank: int | None = None) -> np.ndarray:
 
   Args:
     gradient: of a kernel or a factor, with the layer's inputs along the first axis.
-    rank: number of directions, the largest first; None: all that are not rounding. Under noise
-      all are there, so an attacker has to assume a number.
+    rank: number of directions, the largest first; None: all that are larger than rounding. Noise
+      fills all directions, so an attacker then has to assume a rank.
 
   Raises UserError for anything but a matrix of finite numbers, or a rank that it cannot have.
 
@@ -108,9 +108,9 @@ def distance(basis: np.ndarray, inputs: HostArray) -> np.ndarray:
   """
   vectors = signals.numbers("inputs", inputs)
   lengths = np.linalg.norm(vectors, axis=1)
-  # The residue itself, and not 1 - cosine^2: that has half of the digits.
+  # Computed from the residue, since 1 - cosine^2 has only half of the digits.
   residues = np.linalg.norm(vectors - (vectors @ basis) @ basis.T, axis=1)
-  # An input of zeros lies in every span, and tells nothing.
+  # An input of zeros lies in every span and tells nothing, so it gets the largest distance.
   return np.where(lengths > 0, residues / np.where(lengths > 0, lengths, 1.0), 1.0)
 
 
@@ -119,15 +119,16 @@ class SpanAttack:
   """Reads lines of text from the gradients of one kernel in each of the first blocks.
 
   Args:
-    inputs: inputs of these kernels, such as `attention_inputs(model)`.
-    vocab_size: number of tokens.
-    length: positions that are tried, the most that a line has.
-    skip: tokens that are never there, such as padding.
-    near: largest distance of an input from the span.
-    most: beginnings of lines that are followed up.
+    inputs: function that computes the inputs of these kernels, such as `attention_inputs(model)`.
+    vocab_size: number of different tokens.
+    length: number of positions that are tried, the largest length of a line.
+    skip: tokens that no line contains, such as padding.
+    near: an input counts as in the span below this distance (`distance`).
+    most: largest number of tokens at a position, and of line beginnings, that are followed up.
 
-  Guarantee: none. With fewer tokens in all than the span has dimensions, and without noise, the
-  true lines are among those returned, up to rounding.
+  Guarantee: none. Without noise, and with no more tokens in all than the module's table allows, the
+  true lines are among those returned, up to rounding. Exceptions are lines that `most` cuts off, or
+  that a longer candidate continues.
   """
 
   inputs: Inputs
@@ -153,20 +154,21 @@ class SpanAttack:
     """Returns how far each token at each position is from the span of the first kernel.
 
     Args:
-      params: those that the gradient was taken at.
-      gradient: of the first block's kernel [d, P], or of a LoRA factor.
+      params: parameters at which the gradient was taken.
+      gradient: gradient of the first block's kernel [d, P], or of a LoRA factor.
       rank: see `span`.
-      project: LoRA's A [d, r], where the gradient is that of B; else None.
+      project: LoRA's A [d, r], if the gradient is that of B; else None.
 
     Returns:
-      [length, vocab_size]; infinite for the tokens to skip, and everywhere without a span.
+      Distances [length, vocab_size]. They are infinite for the tokens to skip, and all infinite if
+      the span is empty or everything.
     """
     tokens = np.tile(np.arange(self.vocab_size)[:, None], (1, self.length))
     first = np.asarray(self.inputs(params, jnp.asarray(tokens, jnp.int32))[0], np.float64)
     flat = _projected(first.reshape(-1, first.shape[-1]), project)
     basis = _fitting(gradient, flat.shape[1], rank)
     distances = np.full(len(flat), np.inf)
-    # A span of everything holds every token, and tells nothing.
+    # A span of all dimensions contains every token, and an empty one none: both tell nothing.
     if 0 < basis.shape[1] < basis.shape[0]:
       distances = distance(basis, flat)
     table = distances.reshape(self.vocab_size, self.length).T
@@ -183,12 +185,12 @@ class SpanAttack:
     """Returns the lines that the gradients show, the longest first.
 
     Args:
-      params: those that the gradients were taken at.
-      gradients: of the first block's kernel, then of the second's, which tells which tokens are of
-        one line; one alone is enough where there is one line.
-      projects: LoRA's A of each, where gradients are those of B.
+      params: parameters at which the gradients were taken.
+      gradients: gradient of the first block's kernel, then that of the second's. The second tells
+        which tokens are in one line; it is not needed for a single line.
+      projects: LoRA's A of each block, if the gradients are those of B; else None.
 
-    Raises UserError for no gradient, or other shapes than the inputs have.
+    Raises UserError for no gradient, or gradients that do not fit the inputs.
     """
     if not gradients:
       raise UserError("must hold that of the first block", field="gradients")
@@ -213,9 +215,9 @@ class SpanAttack:
   def _of_one_line(
     self, params: Params, lines: list[list[int]], gradient: HostArray, project: Any
   ) -> list[list[int]]:
-    """Returns the beginnings whose last input to the second block lies in its span."""
+    """Returns the line beginnings whose last input to the second block lies in its span."""
     last = len(lines[0]) - 1
-    # Parts of one size, or there would be a compilation for each number of lines.
+    # Parts of one size, so that there is one compilation for all numbers of lines.
     count = len(lines) + -len(lines) % _PART
     tokens = np.zeros((count, self.length), np.int32)
     # Causal attention: what follows does not change the input at the last position.
@@ -234,7 +236,7 @@ class SpanAttack:
 
 
 def _projected(inputs: np.ndarray, project: Any) -> np.ndarray:
-  """Returns inputs [n, d], or [n, r] as LoRA's A maps them."""
+  """Returns inputs [n, d] unchanged if `project` is None, or mapped by LoRA's A to [n, r]."""
   if project is None:
     return inputs
   factor = signals.numbers("projects", project)
@@ -257,7 +259,7 @@ def _fitting(gradient: HostArray, size: int, rank: int | None) -> np.ndarray:
 
 
 def tokens_recovered(truth: HostArray, lines: list[list[int]]) -> int:
-  """Returns how many tokens of the true line stand at their place in the best of some lines.
+  """Returns how many tokens of the true line are at their place in the best of `lines`.
 
   >>> tokens_recovered([5, 6, 7], [[5, 1, 7, 9], [5]])
   2

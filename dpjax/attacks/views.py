@@ -1,17 +1,17 @@
-"""Views of an adversary on a client or a step, as functions of the examples in it.
+"""Views: what an adversary sees of a client or a training step, as a function of its examples.
 
-A view is `examples -> message`. The same function makes the true message, from true examples
-and the client's key, and is what an inversion differentiates, from guessed ones: clients of
-`dpjax.federated` are run as they are, with their local steps, clipping, noise and compression.
+A view is `examples -> message`. The same function makes the true message, from true examples and
+the client's key, and the guessed message, which an inversion differentiates. Clients of
+`dpjax.federated` run unchanged, with their local steps, clipping, noise and compression.
 
 | access                       | the message                                                  |
 | ---------------------------- | ------------------------------------------------------------ |
-| `gradient_view`              | the mean gradient of a batch, of each example clipped or not |
+| `gradient_view`              | the mean gradient of a batch, each example clipped or not    |
 | `client_view`                | what a `ClientAlgorithm` sends after its local work          |
 
-An adversary knows what is public: model, loss, optimizer, number of steps. It knows no key, so
-it simulates a client without noise, and it can not differentiate through rounded codes, so it
-simulates one without compression.
+An adversary knows what is public: model, loss, optimizer, number of steps. It does not know the
+key, so it simulates a client without noise. It cannot differentiate through rounded codes, so it
+simulates a client without compression.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ View = Callable[[Example], ArrayTree]
 
 
 def soft_labels(loss_fn: LossFn) -> LossFn:
-  """The same loss for labels that may also be a distribution [K]: sum_k y_k loss(k).
+  """Returns the loss with labels that may also be a distribution [K]: sum_k y_k loss(k).
 
-  For cross-entropy this is its usual form. It is what lets an attack search for labels; the
-  network itself is still evaluated once. Integer labels mean what they meant.
+  For cross-entropy this is its usual form. It lets an attack search for labels; the network itself
+  is still evaluated once. Integer labels keep their meaning.
 
   >>> loss = soft_labels(lambda w, example: w * example.y)
   >>> float(loss(1.0, Example(0.0, 2))), float(loss(1.0, Example(0.0, jnp.array([0.5, 0.5]))))
@@ -56,8 +56,7 @@ def soft_labels(loss_fn: LossFn) -> LossFn:
 
 
 def _as_wide(params: Params, x: Any) -> Any:
-  """Casts parameters to at least the precision of the examples: float64 guesses stay
-  float64."""
+  """Casts parameters to at least the precision of the examples, so float64 guesses stay float64."""
   wide = lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, x.dtype))
   return jax.tree.map(lambda leaf: wide(jnp.asarray(leaf)), params)
 
@@ -65,11 +64,12 @@ def _as_wide(params: Params, x: Any) -> Any:
 def gradient_view(
   loss_fn: LossFn, params: Params, *, l2_clip_norm: float | None = None
 ) -> View:
-  """The gradient of a batch's mean loss, as a central step or FedSGD reveals it.
+  """Returns a view: the gradient of a batch's mean loss, as a central step or FedSGD reveals it.
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.
-    l2_clip_norm: each example's gradient is clipped to it before the mean; None: not clipped.
+    params: parameters at which the gradient is taken.
+    l2_clip_norm: clip norm of each example's gradient before the mean; None: not clipped.
 
   >>> view = gradient_view(lambda w, example: w * example.x, jnp.float32(0.0))
   >>> float(view(Example(jnp.array([1.0, 3.0]), jnp.array([0, 0]))))
@@ -101,21 +101,21 @@ def client_view(
   memory: Any = None,
   key: Array | None = None,
 ) -> View:
-  """Returns the message of a client after its local work on the examples, step by step.
+  """Returns a view: the message of a client after its local work on the examples, step by step.
 
   Args:
-    client: client of `dpjax.federated`, unchanged: what `fed_avg` and its kin run. Built of
-      `soft_labels(loss_fn)` it also takes distributions as labels.
-    params: the server's, which the client has received.
+    client: client of `dpjax.federated`, as algorithms such as `fed_avg` run it. If it is built from
+      `soft_labels(loss_fn)`, it also takes distributions as labels.
+    params: the server's parameters, which the client has received.
     batches: rows [S, b] of the client's examples, and their mask: `LocalWork.rows(...)`, or a
-      cohort's. An attack may number the rows of the first epoch as it likes; in which order
-      later epochs went it has to assume.
-    extra: what else the server has sent, such as SCAFFOLD's control variate.
-    memory: what the client kept; the attack has to assume it.
-    key: key of this client in this round. The default is the guess of somebody who knows none.
+      cohort's. An attack may number the rows of the first epoch arbitrarily, but has to assume the
+      order in later epochs.
+    extra: anything else that the server has sent, such as SCAFFOLD's control variate.
+    memory: the client's state from earlier rounds, which the attack has to assume.
+    key: key of this client in this round; None: key 0, as for an adversary that does not know it.
 
   Raises:
-    UserError: no local step, or rows that are no places of examples.
+    UserError: no local step, or rows that are no places of examples. The view raises it, too.
 
   >>> import optax
   >>> from dpjax.federated import local_training
@@ -157,7 +157,7 @@ def client_view(
 
 
 def all_at_once(count: int, *, num_steps: int = 1) -> LocalBatches:
-  """Local steps that each use all examples: the batches of full-batch local training.
+  """Returns local steps that each use all examples: full-batch local training.
 
   >>> all_at_once(3).examples.tolist()
   [[0, 1, 2]]

@@ -1,8 +1,8 @@
-"""How much a number computed from scores varies. It is no guarantee.
+"""Bootstrap intervals of numbers that are computed from scores. They are no guarantee.
 
-Only the functions of `lower_bounds` refute. What is here says how far an estimate (an AUC, a
-point estimate of mu) would go up and down if as many scores were drawn again, in the limit of
-many scores, and is labelled so wherever it is written.
+Only the functions of `lower_bounds` refute. An interval here says how much an estimate (an AUC, a
+point estimate of mu) would vary if as many scores were drawn again, in the limit of many scores.
+It is labelled so wherever it is written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Interval(NamedTuple):
 
 
 def auc(scores: Scores) -> float:
-  """P(a score inside is above one outside), ties half.
+  """Returns P(a score inside is above one outside), where ties count half.
 
   >>> auc(Scores(np.array([3.0, 2.0]), np.array([2.0, 1.0])))
   0.875
@@ -45,7 +45,7 @@ def auc(scores: Scores) -> float:
 
 
 def estimated_epsilon(scores: Scores, *, delta: float) -> float:
-  """The epsilon at `delta` of the Gaussian pair that fits the scores: NOT a bound.
+  """Returns the epsilon at `delta` of the Gaussian pair that fits the scores: NOT a bound.
 
   mu = Phi^-1(1 - FPR) - Phi^-1(FNR) where the threshold is the median of all scores.
 
@@ -69,12 +69,12 @@ def bootstrap_interval(
   confidence: float = 0.95,
   num_draws: int = 1000,
 ) -> Interval:
-  """The percentile interval of a statistic (Efron 1979): "bootstrap, not a guarantee".
+  """Returns the percentile interval of a statistic (Efron 1979): "bootstrap, not a guarantee".
 
-  Draws as many scores inside and as many outside with replacement, each on its own. Honest
-  where the scores of a side are independent and many, as those of many trainings are
-  (`final_model_scores`); for canaries of ONE run it holds the run's common noise fixed, and is
-  too narrow by what that adds. Not for maxima, nor for bounds, whose ends lie at few scores.
+  It draws the scores of each side again, with replacement. It is right if the scores of a side are
+  independent and many, as those of many trainings are (`final_model_scores`). For canaries of ONE
+  run it holds the run's common noise fixed, and so is too narrow. Do not use it for maxima or for
+  bounds, which depend on few scores.
 
   Args:
     statistic: `Scores -> number`, such as `auc`.

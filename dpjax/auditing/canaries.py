@@ -1,10 +1,10 @@
 """Canaries: records inserted into the training data by fair coins, to be recognised
 afterwards.
 
-The canary rows LEAVE the training data first; each comes back, changed, if its coin says
-so. So nobody is in the data twice, the data never grow beyond the size that the plan was
-made for, and one coin changes exactly one record. What a losing coin leaves is what the
-neighbouring relation says:
+The canary rows LEAVE the training data first. Each comes back, changed, if its coin says so. So
+nobody is in the data twice, the data never grow beyond the size that the plan was made for, and
+one coin changes exactly one record. The neighbouring relation decides what is left of a canary
+whose coin lost:
 
 | relation           | a canary that is out                                           |
 | ------------------ | -------------------------------------------------------------- |
@@ -41,7 +41,7 @@ _CHUNK = 256
 
 
 class Canaries(NamedTuple):
-  """Canaries: the canaries of an audit, those inserted and those held out."""
+  """The canaries of an audit, both those inserted and those held out."""
 
   examples: Dataset  # all m of them, changed
   included: np.ndarray  # [m] bool: the coins
@@ -111,7 +111,7 @@ def insert_canaries(
     train: not changed.
     num_canaries: m <= len(train) rows that become canaries.
     seed: seed of the choice of rows, of their change, and of the coins.
-    keep_labels: a canary has the label of its row, for guarantees that do not cover labels.
+    keep_labels: a canary keeps the label of its row, for guarantees that do not cover labels.
     kind: "mislabelled" (a wrong label), "random" (noise with a random label) or "gradient"
       (a label of its own beyond the classes: train with `canary_loss`).
     neighboring_relation: what a canary that is out leaves; see the table above.
@@ -171,7 +171,7 @@ class _Coins(Protocol):
 
 
 def split_scores(values: HostArray, canaries: _Coins) -> Scores:
-  """Separates the canaries' scores by their coins; NaN, from a run that diverged, is 0.
+  """Separates the canaries' scores by their coins; NaN, from a run that diverged, counts as 0.
 
   >>> canaries = Canaries(None, np.array([True, False, True]), "random")
   >>> split_scores([3.0, 1.0, 2.0], canaries)
@@ -201,7 +201,7 @@ def _values(score: Callable[[Example], jax.Array], examples: Dataset) -> np.ndar
 def loss_gains(
   loss_fn: LossFn, before: Params, after: Params, examples: Dataset
 ) -> np.ndarray:
-  """Decrease of each example's loss during training: [n]."""
+  """Returns the decrease of each example's loss during training: [n]."""
 
   def gain(batch: Example) -> jax.Array:
     losses = [jax.vmap(loss_fn, (None, 0))(params, batch) for params in (before, after)]
@@ -213,10 +213,11 @@ def loss_gains(
 def loss_scores(
   loss_fn: LossFn, before: Params, after: Params, canaries: Canaries
 ) -> Scores:
-  """Decrease of each canary's loss during training: the score of a black-box attacker.
+  """Returns the decrease of each canary's loss during training, the score of a black-box attacker.
 
   Args:
-    loss_fn: `(params, example) -> scalar`. before, after: parameters.
+    loss_fn: `(params, example) -> scalar`.
+    before, after: parameters before and after training.
   """
   return split_scores(loss_gains(loss_fn, before, after, canaries.examples), canaries)
 
@@ -224,8 +225,8 @@ def loss_scores(
 def gradient_scores(
   loss_fn: LossFn, before: Params, after: Params, canaries: Canaries
 ) -> Scores:
-  """Movement of the parameters along each canary's own negative gradient, taken as a unit
-  vector at `before`. The attacker knows the first and the last parameters."""
+  """Returns how far the parameters moved along each canary's own negative gradient, a unit vector
+  at `before`. The attacker knows the first and the last parameters."""
   moved = jax.tree.map(lambda a, b: jnp.asarray(b) - jnp.asarray(a), after, before)
 
   def along(batch: Example) -> jax.Array:

@@ -1,9 +1,9 @@
 """Canary clients: users inserted into a federation by fair coins, to be recognised
 afterwards.
 
-A canary client joins the others, or takes the place of a real one, whose data leave the run.
-It is drawn by the same sampler, run by the same execution, clipped and hidden by the same noise
-as everybody: a round knows it by nothing but its data, or what it sends. What it does, by kind:
+A canary client joins the others, or takes the place of a real one, whose data leave the run. It is
+drawn by the same sampler, run by the same execution, clipped and hidden by the same noise as all
+clients. Only its data, or what it sends, differs. What it does, by kind:
 
 | kind          | a canary that is in                                                     |
 | ------------- | ----------------------------------------------------------------------- |
@@ -15,7 +15,7 @@ as everybody: a round knows it by nothing but its data, or what it sends. What i
 | `mislabelled` | trains, as others do, on its rows with wrong labels                     |
 | `random`      | trains on noise with random labels                                      |
 
-and, by the neighbouring relation, one that is out:
+What is left of a canary that is out, by the neighbouring relation:
 
 | relation            | `parameter`, `direction` | `mislabelled`, `random`  |
 | ------------------- | ------------------------ | ------------------------ |
@@ -23,28 +23,27 @@ and, by the neighbouring relation, one that is out:
 | `replace_one`       | sends the opposite       | the client as it was     |
 | `replace_special`   | a client without records | a client without records |
 
-What is random, and why no bound from here can be above a true epsilon more often than its
-confidence says. Let M(c) be everything that the rounds show as a function of the coins c in
-{0, 1}^m, which are independent, fair, and drawn from a stream of their own. All else that a
-canary is (its place, its rows, its direction) and all that the others are is fixed before c
-and without it; so are the sampling scheme, the noise, the divisor and the number of rounds. Then
-M(c) and M(c') of coins that differ in one place are runs on data that differ in ONE client
-as the relation says, and the guarantee of the run, (epsilon, delta)-DP for a user, is that M is
-(epsilon, delta)-DP in each coin. That is the only premise of Steinke, Nasr and Jagielski
-2023, Theorem 5.2, whatever the adversary computes from M(c) alone: `one_run`. `one_run_fdp`
-needs M to be Gaussian-DP besides. Canaries that join change nothing in this: under
-add_or_remove_one a guarantee is about federations of any size. M is run on the same clients,
-beside those canaries that are in; the sampler has room for all m of them, and its probability
-and the divisor are those of the federation without any. Parameters of canaries are a part of
-the messages, under one clip norm and one noise with the model's: a longer vector, for which
-the Gaussian mechanism promises the same. What is kept of the model at the end is
-post-processing of M. Scores here are functions of M(c), of directions and of rows;
-no coin is read before scores are parted. Not proved: that noise and coins which follow from
-one seed by unrelated streams are independent, as any run of a seed assumes.
+Why a bound from here exceeds a true epsilon no more often than its confidence says. Let M(c) be
+everything that the rounds show as a function of the coins c in {0, 1}^m, which are independent,
+fair, and drawn from a stream of their own. All else is fixed before c and without it: place, rows
+and direction of a canary, all other clients, the sampling scheme, the noise, the divisor and the
+number of rounds. Then M(c) and M(c') of coins that differ in one place are runs on data that
+differ in ONE client as the relation says. The guarantee of the run, (epsilon, delta)-DP for a
+user, means that M is (epsilon, delta)-DP in each coin. That is the only premise of Steinke, Nasr
+and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary computes from M(c) alone.
+`one_run_fdp` also needs M to be Gaussian-DP. Canaries that join change nothing in this: under
+add_or_remove_one a guarantee is about federations of any size. M is run on the same clients, beside
+those canaries that are in. The sampler has room for all m of them, and its probability and the
+divisor are those of the federation without any. Parameters of canaries are a part of the messages,
+under one clip norm and one noise with the model's: a longer vector, for which the Gaussian
+mechanism promises the same. The part of the model that is kept at the end is post-processing of M.
+Scores here are functions of M(c), of directions and of rows; no coin is read before scores are
+separated. Not proved: that noise and coins which follow from one seed by unrelated streams are
+independent, as any run of a seed assumes.
 
-A direction holds no datum of anybody: if it did, one user would move all canaries. For the same
-reason canaries are chosen among all clients, those without records included, and nothing that
-an algorithm divides by counts those that are in.
+A direction depends on nobody's data: if it did, one user would move all canaries. For the same
+reason canaries are chosen among all clients, those without records included, and no divisor of an
+algorithm counts the canaries that are in.
 """
 
 from __future__ import annotations
@@ -125,9 +124,9 @@ def insert_canary_clients(
     num_canaries: m <= its number of clients, unless they join.
     seed: seed of the choice of clients, of their change, and of the coins.
     kind: "parameter", "direction", "mislabelled" or "random"; see the first table above.
-    neighboring_relation: what a canary that is out leaves; see the second.
-    join: canaries come behind all clients, of whom none leaves; of kinds that send, under
-      add_or_remove_one. The plan's sampler needs room for so many more.
+    neighboring_relation: decides what is left of a canary that is out; see the second.
+    join: canaries come after all clients, and no client leaves; only for kinds that send, under
+      add_or_remove_one. The plan's sampler needs room for as many more clients.
 
   Returns:
     (the federation to train on, the canaries). Train with a plan made for the federation as
@@ -287,14 +286,14 @@ class Directions(NamedTuple):
     return float(1 / np.sqrt(len(self.signs)))
 
   def one(self, number: Array, like: ArrayTree) -> Any:
-    """The direction of canary `number`, from 0, as a tree like the parameters."""
+    """Returns the direction of canary `number`, from 0, as a tree like the parameters."""
     flat, unravel = flatten_util.ravel_pytree(like)
     # Entry (i, j) of a Hadamard matrix is (-1)^(number of bits of i & j).
     odd = jax.lax.population_count(number & jnp.arange(len(self.signs))) & 1
     return unravel(((1 - 2 * odd) * self.signs * self.scale).astype(flat.dtype))
 
   def along(self, flat: Array) -> Array:
-    """Inner products [m] of a vector [d] with all of them, by one fast transform."""
+    """Returns inner products [m] of a vector [d] with all directions, by one fast transform."""
     # The fast transform needs a power of two as its length.
     size = 1 << max(0, (len(self.signs) - 1).bit_length())
     spread = jnp.pad(flat * self.signs, (0, size - len(self.signs)))
@@ -308,14 +307,14 @@ class OwnParameters(NamedTuple):
   count: int
 
   def one(self, number: Array, like: ArrayTree) -> Any:
-    """The direction of canary `number`, from 0, as a tree like the parameters."""
+    """Returns the direction of canary `number`, from 0, as a tree like the parameters."""
     zeros: Any = trees.zeros(like)
     one_hot = jax.nn.one_hot(number, self.count, dtype=zeros["canaries"].dtype)
     return zeros | {"canaries": one_hot}
 
 
 def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
-  """The directions of canaries among updates of these parameters, a function of the seed.
+  """Draws the directions of canaries among updates of these parameters, a function of the seed.
 
   >>> drawn = directions({"w": jnp.zeros(64)}, num_canaries=5, seed=0)
   >>> along = drawn.along(drawn.one(jnp.int32(3), {"w": jnp.zeros(64)})["w"])
@@ -397,8 +396,8 @@ def sender(
 def sending(
   map_clients: MapClients, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> MapClients:
-  """Returns the same execution, with clients wrapped in `sender`. This tests a server's
-  noise; canaries leave out noise that clients add themselves."""
+  """Returns the same execution, with clients wrapped in `sender`. This tests the noise of a
+  server, since canaries add no noise of their own."""
 
   def bind(client: ClientAlgorithm, partial: Any) -> Any:
     return map_clients(sender(client, directions, l2_clip_norm=l2_clip_norm), partial)
@@ -484,10 +483,10 @@ def watching(
 
   Args:
     unit: length of one canary's part in the aggregate.
-    prob: chance of a canary to take part in a round. At 1 the aggregates are summed, and scored in
-      the end: that is best, too, where the noise of a round is taken back by later ones.
+    prob: probability that a canary takes part in a round. At 1 the aggregates are summed, and
+      scored at the end. That is also best if later rounds cancel the noise of earlier ones.
     opposite: a canary that is out sends the opposite.
-    present: who is in a sum is seen, too, as by `seeing`; a canary counts where it is.
+    present: the adversary also sees who is in each sum (`seeing`); only those canaries are scored.
   """
 
   def init(params: Params) -> Watched:
@@ -524,7 +523,7 @@ def seeing(
   *,
   divisor: float,
 ) -> FederatedAlgorithm:
-  """Gives `watching` the participants of every round's sum: a server knows them.
+  """Gives `watching` the participants of every round's sum, which a server knows.
 
   Args:
     in_sum: (cohort, round) -> the clients whose messages are in the mean of that round.
@@ -546,12 +545,12 @@ def _is_watched(node: Any) -> bool:
 
 
 def along(directions: Directions | OwnParameters, moved: Any) -> Array:
-  """Lengths along each direction, [m], after cutting what most clients share.
+  """Returns lengths along each direction, [m], after cutting what most clients share.
 
-  Honest clients move matrices in a few directions of theirs, and coordinates that matter;
-  random signs lie in all alike. So singular values count up to 1.2 times their median, then
-  coordinates up to twice theirs: a function of what is seen, as sound as any. Parameters of
-  the canaries' own are moved by nobody else, so nothing is cut there.
+  Honest clients move matrices along a few singular directions, and move a few coordinates far. A
+  canary's random signs spread evenly over all of them. So singular values are cut at 1.2 times
+  their median, then coordinates at twice their median. The bound is sound for any such function of
+  what is seen. Parameters that only canaries move are not cut.
   """
   if isinstance(directions, OwnParameters):
     return jnp.asarray(moved["canaries"], jnp.float32)
@@ -602,7 +601,7 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
 def direction_scores(
   directions: Directions | OwnParameters, moved: ArrayTree, canaries: CanaryClients
 ) -> Scores:
-  """Lengths of the parameters' total movement along each canary's direction."""
+  """Returns the lengths of the parameters' total movement along each canary's direction."""
   scores = jax.jit(lambda moved: along(directions, moved))(moved)
   return records.split_scores(scores, canaries)
 
@@ -610,7 +609,7 @@ def direction_scores(
 def watched_scores(
   directions: Directions | OwnParameters, state: ArrayTree, canaries: CanaryClients
 ) -> Scores:
-  """Scores of `watching`, from the state of the federated algorithm."""
+  """Returns the scores of `watching`, from the state of the federated algorithm."""
   watched = [x for x in jax.tree.leaves(state, is_leaf=_is_watched) if _is_watched(x)]
   if watched[0].scores is None:
     return direction_scores(directions, watched[0].total, canaries)
@@ -620,7 +619,7 @@ def watched_scores(
 def client_loss_scores(
   loss_fn: LossFn, before: Params, after: Params, canaries: CanaryClients
 ) -> Scores:
-  """Decrease of each canary's mean loss over its rows; 0 for a canary without rows."""
+  """Returns the decrease of each canary's mean loss over its rows; 0 for a canary without rows."""
   assert canaries.examples is not None
   gains = records.loss_gains(loss_fn, before, after, canaries.examples)
   count = lambda weights: np.bincount(canaries.owners, weights, len(canaries.included))

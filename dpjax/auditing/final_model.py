@@ -1,11 +1,11 @@
 """Audit of the final model alone: many trainings from worst-case initial parameters.
 
 The proof of DP-SGD holds for every initial parameters, so an auditor may choose the worst
-(Annamalai and De Cristofaro 2024, arXiv:2405.14106): fitted on records of their own until the
-gradients of ordinary records are small, while that of the target, a blank input with the
-label that the model finds least likely for it, is near or beyond the clip norm and stays so.
-Then what the target adds is the same vector in every step, and its loss under the final model
-is close to the sum of all noisy steps along it: hardly anything is lost by hiding the steps.
+(Annamalai and De Cristofaro 2024, arXiv:2405.14106). These are fitted on the auditor's own records
+until gradients of ordinary records are small. The target is a blank input with the label that the
+model finds least likely for it. Its gradient is near or beyond the clip norm, and stays so. Then
+the target adds nearly the same vector in every step, and its loss under the final model is close to
+the sum of all noisy steps along it. So hiding the steps hides hardly anything.
 
 The auditor sees the final parameters and no step. Each model is one independent training with
 noise of its own, so `clopper_pearson` and, nothing being sampled, `gdp_lower_bound` hold as
@@ -38,7 +38,7 @@ _SIDE_BY_SIDE = 50
 def fitted_params(
   loss_fn: LossFn, params: Params, records: Dataset, *, num_steps: int, learning_rate: float
 ) -> Params:
-  """Parameters at which ordinary records have small gradients: full-batch Adam, no privacy.
+  """Returns parameters at which ordinary records have small gradients, by Adam without privacy.
 
   Args:
     loss_fn: `(params, example) -> scalar` for ONE example.
@@ -62,7 +62,7 @@ def fitted_params(
 def blank_target(
   apply: Callable[[Params, Array], Array], params: Params, like: Dataset
 ) -> Example:
-  """A blank input with the label that the model finds least likely: [1, ...] and [1]."""
+  """Returns a blank input and the label that the model finds least likely: [1, ...] and [1]."""
   x = np.zeros_like(like.x[:1])
   label = np.argmin(np.asarray(apply(params, jnp.asarray(x))), axis=-1)
   return Example(x, label.astype(like.y.dtype))
@@ -80,11 +80,11 @@ def final_model_scores(
   seed: int,
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Scores:
-  """Scores [num_models] of models trained with the target, and [num_models] without it. A
-  score is high where the target's loss under the final model is low.
+  """Returns scores [num_models] of models trained with the target, and [num_models] without it. A
+  score is high if the target's loss under the final model is low.
 
-  Everything that trains is the public pipeline: `plan.batches`, `training.dp_sgd` with the
-  plan's clip and noise, and `tx`; a group of models under vmap, whose noise keys alone differ.
+  Models are trained by the public pipeline: `plan.batches`, `training.dp_sgd` with the plan's clip
+  and noise, and `tx`. Groups of models run under vmap and differ only in their noise keys.
 
   Args:
     plan: without sampling, under add_or_remove_one: every record takes part in every step,

@@ -1,13 +1,12 @@
 """White-box canaries in gradient space: the strongest audit of one run of a plan.
 
-Each canary is an example whose gradient lies along a coordinate of its own, far longer
-than the clip norm, so that it contributes the most that clipping allows and nothing hides
-it but the noise. The plan's own sampler, padding, clipping and noise do everything else. In
-`gradient_canaries` there is no model; in a training, `with_canaries` gives each canary a
-parameter of its own beside the model's, `canary_loss` the gradient along it, and `canary_sums`
-adds up what the transform released there in every step, whatever the optimizer makes of it.
-What a canary that is out leaves is what the plan's relation says: nothing
-(add_or_remove_one), an empty record in its place (replace_special), or the opposite
+Each canary is an example whose gradient lies along a coordinate of its own, far longer than the
+clip norm. So it contributes the most that clipping allows, and only the noise hides it. The plan's
+own sampler, padding, clipping and noise do everything else. In `gradient_canaries` there is no
+model. In a training, `with_canaries` gives each canary a parameter of its own beside the model's,
+`canary_loss` the gradient along it, and `canary_sums` adds up what the transform released there in
+every step, before the optimizer. The plan's relation decides what is left of a canary that is out:
+nothing (add_or_remove_one), an empty record in its place (replace_special), or the opposite
 gradient, which is as far away as clipping allows (replace_one).
 (Canary gradients: Nasr et al. 2023; one run: Steinke et al. 2023.)
 """
@@ -50,7 +49,7 @@ class _Ids(NamedTuple):
 
 
 def _records(plan: Plan, coins: np.ndarray) -> _Ids:
-  """The data of the run, with the size that the sampler was made for, if it has one."""
+  """Returns the data of the run, with the size that the sampler was made for, if it has one."""
   ids = np.arange(len(coins))
   signs = np.ones(len(coins), np.float32)
   size = plan.sampler.only_size
@@ -88,20 +87,20 @@ def gradient_canaries(
   key: jax.Array,
   transform: Callable[[jax.Array], Any] | None = None,
 ) -> Scores:
-  """Scores of one run of a plan on gradient canaries, each in by a fair coin.
+  """Returns the scores of one run of a plan on gradient canaries, each in by a fair coin.
 
   Args:
-    plan: its batches, its transform and its number of steps are what runs.
-    num_canaries: also the number of parameters.
-    seed: seed of the coins and of the sampler. Where the sampler knows the number of examples,
-      num_canaries must not exceed it; the others are empty records.
+    plan: gives the batches, the transform and the number of steps.
+    num_canaries: also the number of parameters. If the sampler is made for a number of examples,
+      it must not exceed that; the other examples are empty records.
+    seed: seed of the coins and of the sampler.
     key: key of the noise.
     transform: `key -> optax transformation` in place of `plan.transform`, to audit
       another implementation against the plan's claim.
 
   Returns:
-    The sum of all updates along each canary's coordinate. Give it to `one_run` (valid for
-    any plan), or to `one_run_fdp` where the plan is Gaussian-DP (no sampling).
+    The sum of all updates along each canary's coordinate. Give it to `one_run` (valid for any
+    plan), or to `one_run_fdp` if the plan is Gaussian-DP (no sampling).
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=64), noise_multiplier=0.01,
@@ -156,11 +155,11 @@ def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:
 
 
 def canary_loss(loss_fn: LossFn, *, num_classes: int, l2_clip_norm: float) -> LossFn:
-  """The loss of one example of data in which labels from `num_classes` up are canaries.
+  """Returns the loss of one example of data in which labels from `num_classes` up are canaries.
 
-  A canary's gradient is -1,000 `l2_clip_norm` along its own parameter, which clipping brings
-  to the bound, and zero along the model's; any other example's is that of `loss_fn` on the
-  model's parameters, and zero along the canaries': the two never meet but in the noise.
+  A canary's gradient is -1,000 `l2_clip_norm` along its own parameter, which clipping brings to the
+  bound, and zero along the model's. The gradient of any other example is that of `loss_fn`, and
+  zero along the canaries' parameters. So model and canaries share only the noise.
 
   >>> loss = canary_loss(lambda w, e: w * e.y, num_classes=2, l2_clip_norm=0.001)
   >>> params = with_canaries(jnp.float32(5.0), 3)
@@ -194,7 +193,7 @@ def canary_sums() -> optax.GradientTransformation:
   Put it between the private transform and the optimizer, at the start of the `tx` of
   `dp_sgd`.
 
-  What it sees is released (the proof covers every noisy sum), so it costs no privacy.
+  It reads only noisy sums, all of which the proof counts as released, so it costs no privacy.
   """
 
   def init(params: Any) -> CanarySums:
@@ -208,8 +207,8 @@ def canary_sums() -> optax.GradientTransformation:
 
 
 def sum_scores(state: Any, canaries: Canaries) -> Scores:
-  """Scores of canaries, from a state that holds `canary_sums`.
+  """Returns the scores of canaries, from a state that holds `canary_sums`.
 
-  The score of a canary is how far all noisy sums went down its gradient.
+  The score of a canary is the length of all noisy sums along its own gradient.
   """
   return split_scores(-np.asarray(optax.tree.get(state, "canary_sums")), canaries)

@@ -26,7 +26,7 @@ Score = Callable[[Any], np.ndarray]  # outputs [n, ...] -> [n]; large speaks for
 
 
 def trial_scores(draw: Draw, score: Score, *, num_trials: int, seed: int) -> Scores:
-  """Scores of `num_trials` independent runs on each of the two inputs.
+  """Returns the scores of `num_trials` independent runs on each of the two inputs.
 
   >>> draw = lambda which, rng, n: which + rng.laplace(size=n)
   >>> scores = trial_scores(draw, lambda z: z, num_trials=4, seed=0)
@@ -56,7 +56,7 @@ def likelihood_ratio(
   seed: int,
   confidence: float = 0.95,
 ) -> float:
-  """Lower bound on the epsilon of a mechanism at `delta`, from runs on two neighbours.
+  """Returns a lower bound on the epsilon of a mechanism at `delta`, from runs on two neighbours.
 
   Args:
     draw: `(which, rng, n) -> outputs [n, ...]`, n independent runs on input 0 or 1.
@@ -85,7 +85,7 @@ def _summed(terms: np.ndarray) -> np.ndarray:
 
 
 def gaussian_log_ratio(mean_0: HostArray, mean_1: HostArray, std: HostArray) -> Score:
-  """log N(z; mean_1, std^2) - log N(z; mean_0, std^2), summed over coordinates.
+  """Returns the score z -> log N(z; mean_1, std^2) - log N(z; mean_0, std^2), over coordinates.
 
   >>> gaussian_log_ratio(0.0, 1.0, 1.0)(np.array([0.5, 1.5]))
   array([0., 1.])
@@ -100,7 +100,7 @@ def gaussian_log_ratio(mean_0: HostArray, mean_1: HostArray, std: HostArray) -> 
 
 
 def laplace_log_ratio(mean_0: HostArray, mean_1: HostArray, scale: HostArray) -> Score:
-  """log Laplace(z; mean_1, scale) - log Laplace(z; mean_0, scale), over coordinates.
+  """Returns z -> log Laplace(z; mean_1, scale) - log Laplace(z; mean_0, scale), over coordinates.
 
   >>> laplace_log_ratio(0.0, 1.0, 0.5)(np.array([-3.0, 0.5, 4.0]))
   array([-2.,  0.,  2.])
@@ -115,8 +115,8 @@ def laplace_log_ratio(mean_0: HostArray, mean_1: HostArray, scale: HostArray) ->
 
 
 def discrete_log_ratio(probs_0: HostArray, probs_1: HostArray) -> Score:
-  """log probs_1[z] - log probs_0[z] for outputs that are indices z; infinite where one
-  input cannot produce z.
+  """Returns the score z -> log probs_1[z] - log probs_0[z] of indices z; infinite if one input
+  cannot produce z.
 
   >>> discrete_log_ratio([0.5, 0.5], [0.5, 0.5])(np.array([0, 1]))
   array([0., 0.])

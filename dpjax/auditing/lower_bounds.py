@@ -14,17 +14,17 @@ bound below the claim proves nothing; no audit can show that something is privat
 | `one_run_gaussian`       | Gaussian noise on orthogonal        | one canary's noisy sum, all in  |
 |                          | canaries, nothing sampled           | the same run                    |
 
-The canaries of one run are not independent of each other, so the first two are only
-indicative for them; the last holds where nothing but independent noise parts them. Those
-between allow canaries to depend on each other in any way: a mechanism may leak all of them
-in a rare event, and no less a bound is true of it. The other assumptions of a one-run bound
-are that every canary is in by a fair coin of its own, and that its score is computed from
-what was released (and from the data), never from the coins.
+The canaries of one run are not independent of each other, so the first two bounds are only
+indicative for them. The last holds if the scores, given the coins, differ by independent noise
+alone. Those between allow canaries to depend on each other in any way: the bound is true even for a
+mechanism that leaks all of them in a rare event. A one-run bound also assumes that every canary is
+in by a fair coin of its own, and that its score is computed from what was released (and from the
+data), never from the coins.
 
-No threshold is picked by its result: the thresholds lie at ranks that are fixed by the
-number of scores alone, and the significance is divided by their number (Bonferroni). A false
-positive rate above the j-th largest of n held-out scores is Beta(j, n - j + 1) exactly, so
-the bounds need no large-sample argument.
+No threshold is picked by its result: the thresholds lie at ranks that follow from the number of
+scores alone, and the significance is divided by their number (Bonferroni). The false positive rate
+above the j-th largest of n held-out scores is Beta(j, n - j + 1) exactly, so the bounds need no
+large-sample argument.
 
 Sources: Clopper, Pearson 1934; Jagielski, Ullman, Oprea 2020; Dong, Roth, Su 2022
 (Gaussian DP, Eq. 6 and Corollary 2.13); Nasr et al. 2023; Steinke, Nasr, Jagielski 2023
@@ -76,9 +76,9 @@ def _one(values: Any, name: str) -> np.ndarray:
 def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   """Ranks all scores together, with ties broken by coins that do not depend on the truth.
 
-  Parting ties turns a threshold inside a tie into a randomised test, which is as valid, and
-  for discrete outputs the best there is. Independent trials are parted by coins of their
-  places; of the canaries of one run a place tells coins (`_guesses`).
+  Breaking ties turns a threshold inside a tie into a randomised test, which is as valid, and for
+  discrete outputs the best there is. For independent trials the random numbers go by place. They
+  must not for the canaries of one run, whose place reveals the coin (`_guesses`).
   """
   validate.open_unit(confidence=confidence)
   if delta != 0:
@@ -128,7 +128,7 @@ def _rates(scores: Scores, confidence: float, ranks: np.ndarray) -> _Rates:
 
 
 def clopper_pearson(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """Lower bound on epsilon at `delta` from exact bounds on the error rates.
+  """Returns a lower bound on epsilon at `delta` from exact bounds on the error rates.
 
   (epsilon, delta)-DP implies TPR <= e^epsilon FPR + delta, and TNR <= e^epsilon FNR + delta.
   Valid for any mechanism, when the scores are those of independent runs.
@@ -159,11 +159,11 @@ def _log_ratio(numerator: np.ndarray, denominator: np.ndarray) -> float:
 
 
 def gdp_lower_bound(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """Lower bound on epsilon at `delta`, for a mechanism KNOWN to be Gaussian-DP.
+  """Returns a lower bound on epsilon at `delta`, for a mechanism KNOWN to be Gaussian-DP.
 
-  mu = Phi^-1(1 - FPR) - Phi^-1(FNR), at the upper bounds of both rates. It is negative
-  where the scores tell nothing, and then there is no bound: taking |mu| there, as
-  jax-privacy 2.0.0 does, turns the LACK of evidence into an epsilon of 4.
+  mu = Phi^-1(1 - FPR) - Phi^-1(FNR), at the upper bounds of both rates. It is negative if the
+  scores say nothing, and then the bound is 0. Taking |mu| there, as jax-privacy 2.0.0 does, turns
+  the LACK of evidence into an epsilon of 4.
 
   Valid only if the mechanism is mu-Gaussian-DP for some mu, as a Gaussian mechanism
   without sampling is, and the scores are those of independent runs.
@@ -182,7 +182,7 @@ def gdp_lower_bound(scores: Scores, *, delta: float, confidence: float = 0.95) -
 
 
 def delta_from_mu(mu: float, epsilon: float) -> float:
-  """The delta of a mu-Gaussian-DP mechanism at `epsilon` (Dong et al., Corollary 2.13).
+  """Returns the delta of a mu-Gaussian-DP mechanism at `epsilon` (Dong et al., Corollary 2.13).
 
   >>> round(delta_from_mu(1.0, 0.0), 4)  # 2 Phi(1/2) - 1
   0.3829
@@ -196,7 +196,7 @@ def delta_from_mu(mu: float, epsilon: float) -> float:
 
 
 def epsilon_from_mu(mu: float, delta: float) -> float:
-  """The epsilon of a mu-Gaussian-DP mechanism at `delta`; 0 for mu <= 0. Rounds down.
+  """Returns the epsilon of a mu-Gaussian-DP mechanism at `delta`, rounded down; 0 for mu <= 0.
 
   >>> round(epsilon_from_mu(1 / 2.5747, 1e-3), 3)  # analytic Gaussian, Balle and Wang 2018
   1.0
@@ -206,7 +206,7 @@ def epsilon_from_mu(mu: float, delta: float) -> float:
 
 
 def mu_from_epsilon(epsilon: float, delta: float) -> float:
-  """The largest mu whose Gaussian-DP mechanism is (epsilon, delta)-DP.
+  """Returns the largest mu whose Gaussian-DP mechanism is (epsilon, delta)-DP.
 
   >>> round(1 / mu_from_epsilon(1.0, 1e-3), 4)
   2.5747
@@ -217,8 +217,8 @@ def mu_from_epsilon(epsilon: float, delta: float) -> float:
 
 
 def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
-  """The largest value in [low, _LARGEST] for which a monotone condition still holds,
-  rounded down; `low` where it never holds."""
+  """Returns the largest value in [low, _LARGEST] for which a monotone condition still holds,
+  rounded down; `low` if it never holds."""
   if not holds(low):
     return low
   high = max(1.0, 2 * low)
@@ -234,7 +234,7 @@ def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
 def one_run_p_value(
   *, correct: int, guesses: int, num_canaries: int, epsilon: float, delta: float
 ) -> float:
-  """P(that many correct guesses, or more) under (epsilon, delta)-DP (Steinke et al.).
+  """Bounds P(that many correct guesses, or more) under (epsilon, delta)-DP (Steinke et al.).
 
   beta + 2 m delta max_i (P(W >= correct - i) - beta) / i for W ~ Binomial(guesses, e^eps /
   (1 + e^eps)), beta = P(W >= correct), when each of the m canaries was in by a fair coin.
@@ -360,7 +360,7 @@ def _one_run(
 
 
 def one_run(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """Lower bound on epsilon at `delta` from the canaries of ONE run (Steinke et al. 2023).
+  """Returns a lower bound on epsilon at `delta` from the canaries of ONE run (Steinke et al. 2023).
 
   Valid for every (epsilon, delta)-DP training algorithm if each canary was in or out by an
   independent fair coin; each score is that of one canary. The bound cannot be large: m
@@ -374,12 +374,12 @@ def one_run(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
 
 
 def one_run_two_sided(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """`one_run`, with the largest scores guessed to be in AND the smallest to be out.
+  """Returns `one_run` with the largest scores guessed to be in AND the smallest to be out.
 
-  Theorem 5.2 of Steinke et al. holds for any guesses in {in, out, none} that are a function
-  of what was released, so nothing else changes: k guesses become 2 k at the same accuracy,
-  where low scores tell as much as high ones, as the sums of a run on everybody do. Where a
-  record takes part in few steps, high scores tell more, and `one_run` may be larger.
+  Theorem 5.2 of Steinke et al. holds for any guesses in {in, out, none} that are a function of
+  what was released, so nothing else changes. If low scores say as much as high ones, as in a run
+  without sampling, k guesses become 2 k at the same accuracy. If a record takes part in few steps,
+  high scores say more, and `one_run` may be larger.
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> round(one_run_two_sided(scores, delta=0.0), 2)
@@ -389,11 +389,11 @@ def one_run_two_sided(scores: Scores, *, delta: float, confidence: float = 0.95)
 
 
 def one_run_fdp(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """Lower bound on epsilon at `delta` from the canaries of one run, for a mechanism KNOWN to
-  be Gaussian-DP (Mahloujifar et al. 2024): tighter than `one_run`.
+  """Returns a lower bound on epsilon at `delta` from the canaries of one run, for a mechanism KNOWN
+  to be Gaussian-DP (Mahloujifar et al. 2024): tighter than `one_run`.
 
-  The largest mu that the guesses refute, as an epsilon. DP-SGD with sampling is Gaussian-DP
-  only in the limit of many steps, so there it is indicative; `one_run` is the proof.
+  It is the largest mu that the guesses refute, as an epsilon. DP-SGD with sampling is Gaussian-DP
+  only in the limit of many steps, so for it this bound is indicative; `one_run` is the proof.
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> one_run_fdp(scores, delta=1e-5) > one_run(scores, delta=1e-5)
@@ -405,7 +405,7 @@ def one_run_fdp(scores: Scores, *, delta: float, confidence: float = 0.95) -> fl
 def one_run_fdp_two_sided(
   scores: Scores, *, delta: float, confidence: float = 0.95
 ) -> float:
-  """`one_run_fdp`, with the largest scores guessed to be in AND the smallest to be out.
+  """Returns `one_run_fdp` with the largest scores guessed to be in AND the smallest to be out.
 
   Why both guesses fit one recursion. C of k guesses are right, p_j = P(C = j), F(x) =
   Phi(Phi^-1(x) + mu) is the largest TPR at FPR x. Let A_is be "canary i is guessed s, and at
@@ -426,7 +426,7 @@ def one_run_fdp_two_sided(
 
 
 def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """Lower bound on epsilon at `delta` from the noisy sums of one run. It is exact and by
+  """Returns a lower bound on epsilon at `delta` from the noisy sums of one run. It is exact and by
   far the largest, but assumes the most.
 
   Valid if, given the coins, the scores are INDEPENDENT and normal with one standard deviation
@@ -470,26 +470,26 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
 
 
 def _t_tail(t: float, degrees: int, noncentrality: float) -> float:
-  """P(T > t); where SciPy's series does not converge, 1: then nothing is refuted."""
+  """Returns P(T > t), or 1 if SciPy's series does not converge, so that nothing is refuted."""
   with np.errstate(all="ignore"):
     tail = float(stats.nct.sf(t, degrees, noncentrality))
   return tail if 0 <= tail <= 1 else 1.0
 
 
 def claim_p_value(scores: Scores, claim: TradeOff) -> float:
-  """Upper bound on the probability of guesses this good in ONE run whose claim is true.
+  """Bounds the probability of guesses this good in ONE run whose claim is true, from above.
 
-  The claim is every pair (epsilon, delta) of a proof at once. So it can be refuted where
-  `one_run` cannot: of m perfect canaries that shows about log(m / 5), and less at a large
-  delta, while a proof of epsilon 4 also says that few canaries can be guessed at all.
+  The claim is every pair (epsilon, delta) of a proof at once. So it may be refuted even if
+  `one_run` cannot refute one pair: with m perfect canaries `one_run` shows about log(m / 5), and
+  less at a large delta, while a proof of epsilon 4 also says that few canaries can be guessed.
 
-  Algorithm 3 of Mahloujifar et al. 2024, with the claim's own line of true positives F in
-  place of a Gaussian's; the claim's pairs hold in both directions, and F is concave, which is
-  all that `one_run_fdp_two_sided` takes for granted. Numbers of guesses are fixed by m, and
-  their number multiplies the p-value (Bonferroni).
+  This is Algorithm 3 of Mahloujifar et al. 2024, with the claim's own curve of true positives F in
+  place of a Gaussian's. The claim's pairs hold in both directions, and F is concave, which is all
+  that `one_run_fdp_two_sided` assumes. Numbers of guesses are fixed by m, and their number
+  multiplies the p-value (Bonferroni).
 
-  Guarantee: below p with probability at most p, where the claim holds and every canary was in
-  by a fair coin of its own. Rounds up, to one of 12 values in each power of ten.
+  Guarantee: at most p with probability at most p, if the claim holds and every canary was in by a
+  fair coin of its own. Rounds up, to one of 12 values in each power of ten.
 
   >>> claim = TradeOff(np.array([1.0]), np.array([1e-3]))
   >>> claim_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim) < 0.01
@@ -513,12 +513,12 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
 
 
 def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
-  """`claim_p_value` as if canaries were independent: INDICATIVE, and far smaller.
+  """Returns `claim_p_value` as if canaries were independent: INDICATIVE, and far smaller.
 
-  Guesses in as many of the largest scores as were in, and the others out. One guess is right
-  with probability (1 + v) / 2 at most, v the claim's total variation. Noisy sums along
-  orthogonal canaries are independent (white noise, each canary drawn by itself); canaries that
-  train move a model that all of them share.
+  It guesses as many of the largest scores to be in as were in, and the others out. One guess is
+  right with probability (1 + v) / 2 at most, with v the claim's total variation. Noisy sums along
+  orthogonal canaries are independent (white noise, each canary drawn by itself). Canaries that
+  train are not, since they move a model that all of them share.
 
   >>> claim = TradeOff(np.zeros(1), np.array([0.5]))
   >>> p = alarm_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim)

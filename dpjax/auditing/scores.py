@@ -17,9 +17,9 @@ class Scores(NamedTuple):
 class CanaryScores(Scores):
   """Scores of the canaries of ONE run, where each score's canary is known.
 
-  A place in `inside` or `outside` tells coins, so an order of equal scores by it is no order
-  that knows nothing of them: with 16 canaries of one score each, `one_run` refuted epsilon 0
-  in 11 % of runs. The number of a canary tells none.
+  A score's place in `inside` or `outside` reveals the coin, so equal scores must not be ordered by
+  it. With 16 canaries of equal scores, `one_run` then refuted epsilon 0 in 11 % of runs. The number
+  of a canary reveals nothing.
   """
 
   numbers: np.ndarray  # [n + m] whose each score is, those inside first

@@ -20,12 +20,12 @@ _SHARE = 10
 
 
 def check_method(method: str, plan: Plan) -> None:
-  """Refuses a bound that holds only for Gaussian-DP mechanisms where a plan's is not one.
+  """Refuses a bound that holds only for Gaussian-DP mechanisms if the plan's mechanism is not one.
 
-  A plan is Gaussian-DP where all that it accounts for is Gaussian noise without sampling:
-  the composition of mu_t-Gaussian-DP steps is sqrt(sum mu_t^2)-Gaussian-DP (Dong et al.,
-  Corollary 3.3). With Poisson sampling it is so only in the limit of many steps, and an
-  unclipped or noiseless run is Gaussian-DP for no mu. `gdp` is indicative even there.
+  A plan is Gaussian-DP if all that it accounts for is Gaussian noise without sampling: the
+  composition of mu_t-Gaussian-DP steps is sqrt(sum mu_t^2)-Gaussian-DP (Dong et al., Corollary
+  3.3). With Poisson sampling this holds only in the limit of many steps. A run without clipping or
+  noise is Gaussian-DP for no mu. `gdp` is only indicative even for Gaussian-DP plans.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.1, capacity=64), noise_multiplier=1.0,
@@ -41,7 +41,7 @@ def check_method(method: str, plan: Plan) -> None:
 
 
 def check_event(method: str, event: Any) -> None:
-  """Makes the refusals of `check_method`, by the event of a whole run.
+  """Raises the errors of `check_method`, given the event of a whole run.
 
   >>> check_event("one_run_fdp", accounting.composed(accounting.gaussian_event(1.0), 5))
   """
@@ -97,9 +97,9 @@ def reason(
 class Audit:
   """The result of an audit. `refuted` False does NOT mean private: no audit can show that.
 
-  `refuted` errs with probability 1 - confidence at most by its bound, and a tenth of that by
-  `claim_p_value`. An alarm rests on more: a method that is only indicative, or canaries that
-  are taken as independent (`alarm_p_value`).
+  `refuted` is True for the verdicts REFUTED and ALARM. REFUTED errs with probability at most
+  1 - confidence by its bound, and a tenth of that by `claim_p_value`. An ALARM assumes more: a
+  method that is only indicative, or independent canaries (`alarm_p_value`).
   """
 
   epsilon_lower: float
@@ -206,14 +206,15 @@ def audit(
   """Returns the lower bound by `method` on the scores of one run's canaries, against a
   claim.
 
-  The method is chosen beforehand: taking the largest of several bounds would need a
-  correction of its own. The others are reported beside it and decide nothing; at delta 0,
-  where Gaussian-DP has no epsilon, those that are valid for any mechanism.
+  Choose the method beforehand: taking the largest of several bounds would need a correction. The
+  other bounds are reported and decide nothing. At delta 0, where Gaussian-DP has no epsilon, only
+  those that do not assume it are reported.
 
   Args:
     scores: scores of canaries that were in, each by a fair coin of its own, and of those out.
     delta, epsilon_claimed: one pair of the claim.
-    claim: all its pairs, as `Plan.trade_off` has them: far more can be refuted.
+    claim: all pairs of the claim, as `Plan.trade_off` gives them; with them far more can be
+      refuted. None: no p-values.
 
   >>> import numpy as np
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))

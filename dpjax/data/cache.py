@@ -1,9 +1,8 @@
 """Features on disk, so that the next run on the same data need not compute them again.
 
 A file holds the features themselves, so the folder is AS PRIVATE AS THE DATA: only its owner may
-read it (0700, files 0600). What a file belongs to (a digest of data and settings, itself as
-secret as the data) stands inside it; its name is random. Nothing is ever evicted: the folder is
-the user's to empty.
+read it (0700, files 0600). A file holds its key, a digest of data and settings that is itself as
+secret as the data; its name is random. Nothing is ever evicted: the user must empty the folder.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ def rows(
 
   Args:
     wanted: `key` of them.
-    make: computes them: arrays that are `shape` when joined. Called where there are none, or
-      where what there is was cut short or damaged.
-    tell: called with a line that says what is in the cache or is done.
+    make: computes the rows, as arrays that have `shape` when joined. It is called if the rows are
+      missing, cut short or damaged.
+    tell: called with a line that says what was found or done.
 
-  A file is whole or it is not there (written beside, then renamed), its content is compared
-  with a digest when it is opened, and one process at a time computes.
+  A file appears only when it is complete: it is written under another name, then renamed. Its
+  content is compared with a digest when it is opened. One process at a time computes.
 
   Raises:
     UserError: a folder that cannot be one, is open to others, or is full.

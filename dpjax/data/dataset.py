@@ -177,10 +177,10 @@ class Dataset:
     return f"Dataset({self.name}/{self.split}: {x}, {learnt})"
 
   def subset(self, indices: np.ndarray | slice) -> Dataset:
-    """The data set of these rows, in this order (indices, a slice or a boolean mask).
+    """Returns the data set of these rows, in this order (indices, a slice or a boolean mask).
 
-    `nominal_size` stays: a data set with a row less has the plan of the whole one. A part that
-    is a data set of its own declares its own, `part.declared(100)`.
+    It keeps `nominal_size`, so that a data set with one row less has the same plan. For a part
+    that is a data set of its own, declare another size: `part.declared(100)`.
     """
     present = None if self.present is None else self.present[indices]
     x = self.x[indices] if self.in_memory else self.x.subset(indices)
@@ -349,7 +349,7 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
 def _check_apart(x: Rows) -> None:
   """Raises UserError where a row of a user's source depends on the rows read with it.
 
-  What it holds of the others has an influence that no clipping bounds.
+  Such a row would carry other records into its gradient, and no clipping would bound them.
   """
   if len(x) < 2:
     return
@@ -385,7 +385,7 @@ def from_arrays(
       scale them yourself, by public constants); or integer tokens [n, T], cast to int32. Or a
       dict of such arrays, in which integers may have any shape [n, ...]: a model then gets a dict.
     y: integer labels [n] in [0, num_classes); or what `target` says.
-    num_classes: how many classes there are. Public: never counted from the labels here.
+    num_classes: number of classes. It is public, and never counted from the labels here.
     target: None: classes. `Interval(lower, upper)`: y holds numbers [n] in their own units,
       clipped to these public bounds. `Labels(names)`: y holds 0 and 1, [n, labels].
     vocab_size: for tokens, an upper bound that they are checked against.
@@ -408,7 +408,7 @@ def from_arrays(
   array([-0.5,  1. ], dtype=float32)
   """
   if target is None and num_classes is None:
-    # As for any argument that Python misses.
+    # A TypeError, as Python raises for a missing argument.
     raise TypeError(
       "from_arrays() needs num_classes=, or target=: counting private labels would let one "
       "record decide the shape of the model"

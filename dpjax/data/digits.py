@@ -18,7 +18,7 @@ TEST_SIZE = 360
 
 
 def split_indices() -> tuple[np.ndarray, np.ndarray]:
-  """(train [1437], test [360]): the beginning and the last 360 of one fixed permutation.
+  """Returns (train [1437], test [360]): the beginning and the last 360 of one fixed permutation.
 
   The permutation depends on nothing but this file. `RandomState` is used because NumPy
   freezes its stream for ever, which it does not guarantee for `default_rng`.
@@ -32,7 +32,7 @@ def split_indices() -> tuple[np.ndarray, np.ndarray]:
 
 
 def load_digits() -> tuple[Dataset, Dataset]:
-  """(train [1437, 8, 8, 1], test [360, 8, 8, 1]), ten classes, pixels / 16."""
+  """Returns (train [1437, 8, 8, 1], test [360, 8, 8, 1]), with ten classes and pixels / 16."""
   with np.load(pathlib.Path(__file__).with_name("digits.npz"), allow_pickle=False) as held:
     pixels = held["pixels"]  # [1797, 64] uint8 in 0 .. 16
     labels = held["labels"].astype(np.int64)  # [1797]

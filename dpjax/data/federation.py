@@ -75,7 +75,7 @@ class Federation:
     return {name: position for position, name in enumerate(self.client_ids)}
 
   def position(self, client: int | str) -> int:
-    """The place of a client, given its place or its id; UserError for an unknown one."""
+    """Returns the place of a client by its place or id. Raises UserError for an unknown one."""
     if isinstance(client, str):
       if client not in self._positions:
         hint = validate.did_you_mean(client, self.client_ids)

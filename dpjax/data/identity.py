@@ -26,7 +26,7 @@ _SOURCE_SHAPE = "_source_shape"
 
 
 def digest(data: Labelled | Federation) -> bytes:
-  """32 bytes that differ where two training sets differ. As SECRET as the data.
+  """Returns 32 bytes that differ if two training sets differ. As SECRET as the data.
 
   Covered: inputs and labels (dtype, shape, every byte, in order), which rows are present, what
   one example is (classes, vocabulary), and of a `Federation` also which client, by name and
@@ -84,9 +84,9 @@ def _add(sha256: Any, array: np.ndarray | Rows) -> None:
 def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   """Returns `source` with other inputs, computed from its own by a public rule.
 
-  The digest stays that of `source`, so that it is equal where features differ in their last
-  bits: on another device, or with another number of threads. Anyone who uses this binds the rule
-  too (a run's keys depend on its whole config).
+  The digest stays that of `source`, so that it does not depend on the last bits of the features,
+  which may differ between devices or numbers of threads. Callers must bind the rule to their keys
+  themselves (a run's keys depend on its whole config).
 
   >>> from dpjax.data.dataset import from_arrays
   >>> source = from_arrays(np.ones((2, 1)), [0, 1], num_classes=2)

@@ -91,7 +91,7 @@ def image_folder(
   *,
   resident: bool | None = True,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of a folder of class folders: x float32 [n, height, width, channels] in [0, 1].
+  """Reads (train, test) from class folders: x float32 [n, height, width, channels] in [0, 1].
 
   Args:
     path: path of the folder. Its files are taken in the order of their names; hidden ones are left
@@ -100,7 +100,7 @@ def image_folder(
       declaration.toml in the folder.
     resident: in memory; False: images are decoded as they are drawn; None: by their size.
 
-  Each image becomes numbers by itself. Transparency is dropped.
+  Each image is converted on its own, whatever the others hold. Transparency is dropped.
 
   Raises:
     UserError: one line that names the file.

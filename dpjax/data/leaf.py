@@ -50,12 +50,12 @@ def leaf_federation(
   shape: tuple[int, ...] | None = None,
   max_examples: int | None = None,
 ) -> tuple[Federation, Federation]:
-  """(train, test) of a folder that LEAF wrote: `name`/train/*.json and `name`/test/*.json.
+  """Reads (train, test) from a folder that LEAF wrote: `name`/train/*.json and `name`/test/*.json.
 
-  Inputs are numbers (LEAF's images are rows of numbers in [0, 1]), or text, as UTF-8 bytes,
-  of Sent140 the tweet. Labels are integers, or, of Shakespeare, the next character, one of
-  256 bytes. A user in several files is one client. The same users need not be in both splits
-  (LEAF's -t user).
+  Inputs are numbers (LEAF's images are rows of numbers in [0, 1]) or text as UTF-8 bytes (for
+  Sent140 the tweet). Labels are integers or, for Shakespeare, the next character as one of 256
+  bytes. A user in several files is one client. The splits may have different users (LEAF's
+  -t user).
 
   Args:
     data_dir: where a relative `name` begins; else the current folder.

@@ -58,7 +58,7 @@ def load_movie_reviews(
   is_test = np.arange(len(rows)) % _TEST_EVERY == 0
   parts = []
   for split, mask in (("train", ~is_test), ("test", is_test)):
-    # A part of them, as data.limit takes it, then has both labels.
+    # Shuffled, so that the first rows, as `data.limit` takes them, have both labels.
     places = np.random.default_rng(0).permutation(np.flatnonzero(mask))
     dataset = from_arrays(
       x[places],

@@ -1,9 +1,9 @@
 """Natural federations: a field of the data names the owner of each record.
 
-A client is an id. Everything under one id is one client, wherever it lies in the files and
-whether it is written as text, bytes or a number; so user-level privacy counts people, as far
-as the ids do. Clients stand in the order of their ids and rows in that of the data, so what
-a client holds, and which of it is kept, depends on no other client's records.
+All records with one id are one client, wherever they lie in the files and whether the id is text,
+bytes or a number. So user-level privacy protects people as far as each person has one id. Clients
+are sorted by id, and rows keep the order of the data. So what a client holds, and which of it is
+kept, depends on no other client's records.
 
 `natural_federation` reads any prepared data with a field that names the client;
 `leaf_federation` and `tff_federation` read files that are sorted by client. Vocabulary and
@@ -38,11 +38,11 @@ def by_client(
   """Groups rows into one client for each id, ordered by id. Rows keep their order.
 
   Args:
-    client_ids: [n] text, UTF-8 bytes or integers: whose each example is. b"7", "7" and 7
+    client_ids: [n] text, UTF-8 bytes or integers: the owner of each example. b"7", "7" and 7
       are one client.
-    sizes: where the data lie in stretches of one client each, the examples of each stretch;
-      then there is one id for a stretch, and one of size 0 makes an empty client.
-    max_examples: the first so many of each client are kept, of the others nothing; public.
+    sizes: for data in stretches of one client each, the number of examples of each stretch. Then
+      `client_ids` has one id for each stretch, and a stretch of size 0 makes an empty client.
+    max_examples: number of examples kept of each client, the first ones; public. None: all.
 
   Raises:
     UserError: one line: an id that is empty, no text and no integer; a number of ids that
@@ -88,7 +88,7 @@ def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarra
 
 
 def texts(client_ids: Iterable[Any]) -> list[str]:
-  """Ids as text, in one normal form: two spellings of one id become equal.
+  """Returns ids as text in one normal form, so that two spellings of one id become equal.
 
   >>> texts([b"ann", "ann", 7, np.int64(7)])
   ['ann', 'ann', '7', '7']
@@ -157,7 +157,7 @@ def natural_federation(
   max_examples: int | None = None,
   declaration: tables.Declared = None,
 ) -> Pair:
-  """(train, test) of prepared data, one client for each value of the field `client_id`.
+  """Loads (train, test) of prepared data, with one client for each value of field `client_id`.
 
   Clients of the test need not be among those of the training.
 

@@ -41,9 +41,9 @@ _UNREADABLE = (
 
 
 def in_data(name: Any) -> contextlib.AbstractContextManager[None]:
-  """Makes errors inside those of `name=`, a file or a data set.
+  """Context that attributes errors inside it to `name=`, a file or a data set.
 
-  An error about `num_classes` stays: the caller's own value is wrong, or absent.
+  An error about `num_classes` stays as it is: the caller's own value is wrong or missing.
   """
   return about("name", name, but=("num_classes",))
 
@@ -140,14 +140,13 @@ def _both(
 def load_npz(
   path: str | pathlib.Path, *, num_classes: int | None = None
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) from `x_train`, `y_train`, `x_test`, `y_test`, each as `from_arrays`.
+  """Loads (train, test) from `x_train`, `y_train`, `x_test`, `y_test`, each as `from_arrays`.
 
   uint8 images are divided by 255; floats must be finite and are left alone. The number of
   classes is public and must be declared: by an integer `num_classes` in the file or as the
-  argument. It is never counted from the labels. So is the vocabulary of integer tokens, by
-  an integer `vocab_size` in the file, for models that need it, and the number of training
-  examples that mechanisms use, by an integer `num_examples`. The shape of one example is
-  public, being that of the array.
+  argument. It is never counted from the labels. The file may also declare an integer `vocab_size`,
+  for models of tokens that need it, and an integer `num_examples`, the number of training examples
+  that mechanisms use. The shape of one example is public: it is that of the array.
 
   Raises:
     UserError: one line, for a missing or unreadable file, a missing key, a pickled
@@ -175,7 +174,7 @@ def _load(
 def load_npz_fields(
   path: str | pathlib.Path, field: str, num_classes: int | None = None
 ) -> tuple[tuple[Dataset, np.ndarray], tuple[Dataset, np.ndarray]]:
-  """((train, its FIELD_train), (test, its FIELD_test)): `load_npz` with one more column."""
+  """Returns ((train, its FIELD_train), (test, its FIELD_test)), as `load_npz` with a column."""
   keys = (f"{field}_train", f"{field}_test")
   (train, test), arrays = _load(path, num_classes, *keys)
   return (train, arrays[keys[0]]), (test, arrays[keys[1]])
@@ -188,10 +187,10 @@ def load_folder(
   folder.
 
   Args:
-    resident: in memory; False: x_train and x_test stay in their files and are read as they are
-      asked for; None: where they are larger than a quarter of the memory.
+    resident: True: in memory; False: x_train and x_test stay in their files and are read on
+      request; None: they stay in files if they are larger than a quarter of the memory.
 
-  A program that writes x_train.npy through `np.lib.format.open_memmap` never holds it.
+  `np.lib.format.open_memmap` writes an x_train.npy that does not fit in memory.
 
   Raises:
     UserError: as `load_npz`.

@@ -14,8 +14,8 @@ example goes to exactly one client.
 | `power_law`      | sizes: rank^-exponent                   |                              |
 | `feature_skew`   | inputs, by a SYNTHETIC style per client | after Li et al. 2022         |
 
-The two Dirichlet conventions share a name in the literature and are different distributions.
-The same alpha is more heterogeneous in one than in the other. Say which.
+The two Dirichlet conventions share a name in the literature but are different distributions: the
+same alpha is more heterogeneous in one than in the other. So say which one you use.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def heterogeneity(histograms: np.ndarray) -> float:
   """Mean total-variation distance between clients' label shares and the overall shares.
 
   In [0, 1 - smallest share of a class]; 0 for clients that are all alike. The mean is over
-  clients that hold something, each counted once whatever its size. Finite clients are never
-  quite alike: read it beside the value of `iid` for the same sizes.
+  clients that hold something, each counted once whatever its size. Finite clients always differ a
+  little: compare the value with that of `iid` for the same sizes.
 
   >>> heterogeneity(np.array([[2, 0], [0, 2]])), heterogeneity(np.array([[1, 1], [2, 2]]))
   (0.5, 0.0)
@@ -61,7 +61,7 @@ def heterogeneity(histograms: np.ndarray) -> float:
 
 
 def iid(labels: HostArray, *, num_clients: int, seed: int) -> Indices:
-  """A random permutation cut into equal parts (sizes differ by at most one).
+  """Cuts a random permutation into equal parts (sizes differ by at most one).
 
   >>> [len(client) for client in iid(np.zeros(7), num_clients=3, seed=0)]
   [3, 2, 2]
@@ -73,11 +73,11 @@ def iid(labels: HostArray, *, num_clients: int, seed: int) -> Indices:
 def dirichlet(
   labels: HostArray, *, num_clients: int, alpha: float, seed: int, min_size: int = 10
 ) -> Indices:
-  """NIID-Bench: each CLASS is dealt to the clients in shares drawn from Dir(alpha).
+  """Deals each CLASS to the clients in shares drawn from Dir(alpha) (NIID-Bench).
 
-  Smaller alpha, fewer classes per client; sizes differ too. A client that already holds
-  n / num_clients examples gets nothing of the classes that follow, and the whole draw is
-  repeated until every client has `min_size`, both as in NIID-Bench. alpha=inf is `iid`.
+  A smaller alpha gives fewer classes per client, and sizes differ too. As in NIID-Bench, a client
+  that already holds n / num_clients examples gets none of the later classes, and the whole draw
+  is repeated until every client has `min_size`. alpha=inf is `iid`.
   Source: Li, Diao, Chen and He 2022, arXiv:2102.02079, section 4.1.
 
   Raises:
@@ -120,13 +120,13 @@ def dirichlet(
 def dirichlet_hsu(
   labels: HostArray, *, num_clients: int, alpha: float, seed: int
 ) -> Indices:
-  """Hsu 2019: each CLIENT has class shares drawn from Dir(alpha * shares of all), equal sizes.
+  """Draws class shares of each CLIENT from Dir(alpha * shares of all); sizes are equal (Hsu 2019).
 
   alpha is the TOTAL concentration, as in the paper: alpha / K for each of K equal classes, so
   alpha=0.5 and ten classes is Dir(0.05, ..., 0.05). A client draws its examples one by one by
-  its shares, without replacement; a class that is used up is drawn no more, and where all
-  classes of a client are used up it takes what is left, in proportion. So late clients are
-  nearer to each other than their shares are.
+  its shares, without replacement. A class that is used up is drawn no more. If all classes of a
+  client are used up, it takes the rest in proportion. So late clients are more alike than their
+  shares are.
   alpha=inf is `iid`. Source: Hsu, Qi and Brown 2019, arXiv:1909.06335, section 4.
 
   >>> labels = np.repeat(np.arange(10), 100)
@@ -153,7 +153,7 @@ def dirichlet_hsu(
 def shards(
   labels: HostArray, *, num_clients: int, seed: int, shards_per_client: int = 2
 ) -> Indices:
-  """McMahan 2017: rows sorted by label, cut into shards, a few shards at random per client.
+  """Sorts rows by label, cuts them into shards, and gives each client some at random.
 
   Sorting keeps the order of equal labels; shard sizes differ by at most one.
   Source: McMahan et al. 2017, arXiv:1602.05629, section 3 (100 clients, 2 shards of 300).
@@ -179,7 +179,7 @@ def shards(
 def quantity_skew(
   labels: HostArray, *, num_clients: int, alpha: float, seed: int, min_size: int = 0
 ) -> Indices:
-  """Same label distribution everywhere, sizes in shares drawn from Dir(alpha).
+  """Gives all clients the same label distribution, and sizes in shares drawn from Dir(alpha).
 
   Empty clients happen. Every client first gets `min_size`, the shares deal out the rest.
   alpha=inf is `iid`.
@@ -200,7 +200,7 @@ def quantity_skew(
 def power_law(
   labels: HostArray, *, num_clients: int, exponent: float, seed: int, min_size: int = 0
 ) -> Indices:
-  """Same label distribution everywhere, the r-th largest client holding a share of r^-exponent.
+  """Gives clients the same label distribution; the r-th largest has a share of r^-exponent.
 
   Which client is large is random; exponent=0 gives equal sizes. Every client first gets
   `min_size`.
@@ -224,11 +224,11 @@ def feature_skew(
   noise: float = 0.0,
   seed: int,
 ) -> Federation:
-  """A SYNTHETIC style for each client: x -> a_i x + b_i + noise * i / num_clients * N(0, 1).
+  """Gives each client a SYNTHETIC style: x -> a_i x + b_i + noise * i / num_clients * N(0, 1).
 
-  a_i is uniform in 1 +- scale, b_i in +-shift, one pair for each client; the noise grows
-  with the client's place, as in NIID-Bench. Not a natural skew, and named so: the data set
-  becomes "NAME+synthetic-styles". The data set is copied once. Values may leave [0, 1].
+  a_i is uniform in 1 +- scale, b_i in +-shift, one pair for each client i = 1, 2, ...; the noise
+  grows with i, as in NIID-Bench. The skew is not natural, so the data set is renamed to
+  "NAME+synthetic-styles". The data set is copied once. Values may leave [0, 1].
   Source: Li et al. 2022, arXiv:2102.02079, section 4.2 (the noise; the affine part is ours).
 
   >>> from dpjax.data.dataset import from_arrays
@@ -278,9 +278,9 @@ def _start(
 
 
 def _dirichlet(random: np.random.RandomState, alpha: np.ndarray) -> np.ndarray:
-  """Dir(alpha) for any alpha > 0: gamma(a) = gamma(a + 1) U^(1/a), kept as logarithms.
+  """Draws from Dir(alpha) for any alpha > 0: gamma(a) = gamma(a + 1) U^(1/a), as logarithms.
 
-  NumPy's frozen one divides 0 by 0 where all gammas underflow (alpha below about 0.001).
+  `RandomState.dirichlet` divides 0 by 0 if all gammas underflow (alpha below about 0.001).
   """
   logs = np.log(random.standard_gamma(alpha + 1)) + np.log(
     random.uniform(np.finfo(float).tiny, 1, len(alpha))

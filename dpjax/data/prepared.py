@@ -38,7 +38,7 @@ _NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
 
 
 def data_root(data_dir: str | os.PathLike[str] | None = None) -> pathlib.Path:
-  """Folder of the data: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+  """Returns the folder of the data: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
   chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
   return pathlib.Path(os.path.expanduser(chosen))
 
@@ -75,7 +75,7 @@ def check_known(name: str) -> None:
 
 
 def prepare_command(name: str, root: pathlib.Path) -> str:
-  """The command line that prepares a data set where `load` looks for it."""
+  """Returns the command line that prepares a data set where `load` looks for it."""
   return f"python -m launch.prepare --dataset={name} --data_dir={shlex.quote(str(root))}"
 
 
@@ -100,7 +100,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
-  """Ends in one line: TFDS and its libraries raise many types, mostly with long messages."""
+  """Turns any error into a UserError of one line: TFDS and its libraries raise many types."""
   try:
     with in_data(name):
       yield
@@ -280,7 +280,7 @@ def _read_all(
   resident: bool | None,
   *field: str,
 ) -> tuple[tuple[Dataset, list], tuple[Dataset, list]]:
-  """Both splits, each with its values of a field."""
+  """Returns both splits, each with its values of `field`; without a field, an empty list."""
   sources = _pick_splits(_open(name, root))
   info = sources[0].dataset_info
   keys = _pick_keys(info)
@@ -331,7 +331,7 @@ def load_prepared(
   num_classes: int | None = None,
   resident: bool | None = True,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of a prepared data set; the caller has checked `is_prepared`.
+  """Loads (train, test) of a prepared data set. The caller must have checked `is_prepared`.
 
   Args:
     resident: as in `data.load`.
@@ -354,6 +354,6 @@ def load_prepared_fields(
   max_length: int,
   num_classes: int | None = None,
 ) -> tuple[tuple[Dataset, list], tuple[Dataset, list]]:
-  """((train, its values of `field`), (test, its values)): `load_prepared` with a column."""
+  """Loads ((train, its values of `field`), (test, its values)), as `load_prepared` does."""
   with _quiet(), _one_line_errors(name, root):
     return _read_all(name, root, max_length, num_classes, True, field)

@@ -41,7 +41,7 @@ def _constant(name: str, value: Any, channels: int) -> np.ndarray:
 
 
 def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArray) -> Any:
-  """(x - mean) / std by PUBLIC constants: a Dataset gives a Dataset, an array an array.
+  """Returns (x - mean) / std with PUBLIC constants: a Dataset for a Dataset, else an array.
 
   `mean` and `std` are one number, or one for each entry of the last axis (the channel).
   They must come from elsewhere than the private data: another, public data set, or the
@@ -74,7 +74,7 @@ def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArra
 
 
 def center(data: Dataset | HostArray) -> Any:
-  """(x - 0.5) / 0.5: maps the public pixel range [0, 1] to [-1, 1].
+  """Returns (x - 0.5) / 0.5, which maps the public pixel range [0, 1] to [-1, 1].
 
   >>> center(np.array([0.0, 0.5, 1.0]))
   array([-1.,  0.,  1.], dtype=float32)

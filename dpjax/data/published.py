@@ -1,9 +1,8 @@
 """Every named data set, one row for each: its loader and its size.
 
-A mechanism that guarantees privacy under add-or-remove-one must not follow the number of rows: a
-data set with one row more would have another divisor, and so a visible trace of that row. It
-takes the number that stands here, or that somebody declares (`Dataset.nominal_size`,
-`Federation.nominal_users`).
+A mechanism that guarantees privacy under add-or-remove-one must not depend on the number of rows.
+Otherwise one row more would change its divisor, which would reveal that row. It uses the number
+here, or one that the owner declares (`Dataset.nominal_size`, `Federation.nominal_users`).
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def is_published_test(dataset: Any) -> bool:
 
 
 def nominal_size(name: str) -> int | None:
-  """The declared number of training examples of a data set by its name; None for others.
+  """Returns the number of training examples of a published data set; None for other names.
 
   >>> nominal_size("mnist"), nominal_size("mnist:3.0.1"), nominal_size("mine.npz")
   (60000, 60000, None)

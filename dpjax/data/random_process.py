@@ -1,12 +1,11 @@
 """Images of random processes: public data for pre-training before private images.
 
 Tang et al. (2023), "Differentially private image classification by learning priors from random
-processes" (arXiv 2306.06076), pre-train on images that no camera took; Baradad et al. (2021)
-compare processes, of which this is one: dead leaves with textures. Leaves fall on a ground
-and cover each other; ground and leaves are coloured noise of a spectrum. A class is one
-process: its leaves' shape, size and number, its palette, and the slope and direction of its
-spectrum; to tell which one made an image is what is learnt (as Kataoka et al. 2020 learn
-from fractals).
+processes" (arXiv 2306.06076), pre-train on images that no camera took. Baradad et al. (2021)
+compare processes, and this is one of them: dead leaves with textures. Leaves fall on a ground
+and cover each other; ground and leaves are coloured noise of a spectrum. A class is one process:
+its leaves' shape, size and number, its palette, and the slope and direction of its spectrum. The
+task is to tell which process made an image (as Kataoka et al. 2020 do with fractals).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def drawn_process(random: np.random.Generator, channels: int) -> Process:
 def images_of(
   process: Process, random: np.random.Generator, count: int, height: int, width: int
 ) -> np.ndarray:
-  """Images of one process, float32 [count, H, W, C] in [0, 1].
+  """Draws images of one process, float32 [count, H, W, C] in [0, 1].
 
   >>> process = drawn_process(np.random.default_rng(0), 3)
   >>> images_of(process, np.random.default_rng(1), 2, 8, 8).shape
@@ -123,7 +122,7 @@ def load_random_process(
   per_class: int = PER_CLASS,
   test_per_class: int = TEST_PER_CLASS,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of random processes: the same at every call, from nobody's data.
+  """Draws (train, test) of random processes: the same at every call, from nobody's data.
 
   Args:
     shape: (H, W, C) of an image. "random_process" is [32, 32, 3], 64 classes of 500 images
@@ -161,5 +160,5 @@ def load_random_process(
 
 
 def load_published() -> tuple[Dataset, Dataset]:
-  """Synthetic images of a random process, 10 classes; public, for training before private data."""
+  """Synthetic images of random processes, 64 classes; public, for training before private data."""
   return load_random_process()

@@ -29,7 +29,7 @@ def load(
   resident: bool | None = True,
   declaration: tables.Declared = None,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of a data set: x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
+  """Loads (train, test): x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
 
   Args:
     name: "digits" (embedded: works offline on a fresh machine); "random_process" (synthetic
@@ -45,15 +45,15 @@ def load(
     data_dir: where prepared data lies; by default $TFDS_DATA_DIR, then
       ~/tensorflow_datasets. A relative .npz path is looked up in it too.
     max_length: for text, the number of bytes kept of each example (padded with 0).
-    num_classes: how many classes there are, for data that do not declare it; data that do
-      must declare the same. Public: it is never counted from the labels.
-    num_examples: how many training examples there are said to be (`nominal_size`), for data
-      that do not declare it; published data do, and must be given the same. Public: it is
-      never counted from the rows.
+    num_classes: number of classes, for data that do not declare it; otherwise the declared one.
+      It is public, and never counted from the labels.
+    num_examples: declared number of training examples (`nominal_size`), for data that do not
+      declare it, as published data do; otherwise the declared one. It is public, and never
+      counted from the rows.
     declaration: what is public about a table, a text or a folder of images, as a dict or the
       path of a file; None: the file beside it.
-    resident: in memory. False: prepared data and folders are read as they are asked for
-      (`Rows`), but for their labels; None: those larger than a quarter of the memory are.
+    resident: True: in memory. False: the inputs of prepared data and of folders are read on
+      request (`Rows`). None: they are if they are larger than a quarter of the memory.
 
   The order of the records is that of the prepared files: public, and fixed. Nothing is
   ever downloaded here.
@@ -143,7 +143,7 @@ def _load(
 
 
 def user_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path:
-  """A user's file or folder: a relative path is looked up in `data_dir`, else in the
+  """Returns the path of a user's file or folder; a relative one begins in `data_dir`, else in the
   current folder."""
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
 

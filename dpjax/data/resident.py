@@ -28,7 +28,7 @@ def _take(arrays: Any, indices: jax.Array) -> Any:
 class Resident:
   """`x` and `y` of a data set as device arrays. `d[indices]` gathers on the device.
 
-  Same values as indexing the data set itself; only where the gather happens differs.
+  The values are those of indexing the data set itself.
 
   Args:
     everywhere: sharding over several devices, each of which gets the whole data set.
@@ -69,8 +69,8 @@ class Resident:
 
 
 def resident_bytes(dataset: Labelled, limit_bytes: int = LIMIT_BYTES) -> int:
-  """Returns the bytes of each device that `resident` would take for a data set: 0 where it stays
-  in the memory of the host."""
+  """Returns the bytes that `resident` takes on each device for a data set; 0 if it stays on the
+  host."""
   fits = dataset.x.nbytes <= limit_bytes and not isinstance(dataset.x, Rows)
   return dataset.x.nbytes + np.asarray(dataset.y).nbytes if fits else 0
 

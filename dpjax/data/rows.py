@@ -1,10 +1,9 @@
 """Examples that stay in files, and are read on request by place.
 
 `Rows` stands where a NumPy array [n, ...] stands in a `Dataset`: it has a shape and a dtype,
-and `rows[indices]` is an array. What needs all of them at once is refused (`__array__`), so that
-nothing reads a whole data set into memory by accident. Files are read, not mapped: a file that
-is cut short while it is mapped kills the process with a bus error, and what is mapped counts as
-its memory.
+and `rows[indices]` is an array. Code that needs all rows at once gets an error (`__array__`), so
+that nothing reads a whole data set into memory by accident. Files are read, not mapped: a mapped
+file counts as memory of the process, and kills it with a bus error if the file is cut short.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class Rows:
     source: source of all rows, before they are decoded.
     features: shape of one row, decoded.
     dtype: float32, or int32 for tokens, as of a `Dataset`.
-    decode: raw rows [k, ...] -> [k, *features], each by itself, so that it does not show how
-      many are decoded together. It raises UserError for what no row may be.
+    decode: raw rows [k, ...] -> [k, *features], each by itself, so that a result does not depend
+      on the other rows. It raises UserError for invalid rows.
     places: which rows of the source these are, in this order; None: all.
 
   >>> class Squares:
@@ -113,7 +112,7 @@ class Rows:
   def __getitem__(self, which: Any) -> np.ndarray:
     which = which if isinstance(which, slice) else _indices(which)
     wanted = np.asarray(self._of_source(which))
-    # In that case `which` has several axes, too.
+    # Only a `which` of several axes gives places of several axes: read flat, then reshape.
     if wanted.ndim != 1:
       return self[np.ravel(which)].reshape(*np.shape(which), *self.features)
     if wanted.size < 2 or (np.diff(wanted) > 0).all():

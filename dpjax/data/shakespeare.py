@@ -66,8 +66,8 @@ def parse_play(text: str) -> Speeches:
 
   A paragraph that starts with a name on a line of its own begins a speech; paragraphs that
   follow continue it, up to the next name, heading of an act, or end. Stage directions in
-  brackets are dropped. Editions that print names in mixed case ("Ham.") are told from those
-  in capitals by which of the two is more frequent.
+  brackets are dropped. Some editions print names in mixed case ("Ham."), others in capitals; the
+  form that is more frequent in the text decides.
 
   >>> parse_play("ACT I.\\n\\nANN.\\nWho's there?\\n\\n[Enter BOB.]\\n\\nBOB.\\nI.\\nAnn!\\n")
   {'ANN': ["Who's there?"], 'BOB': ['I.\\nAnn!']}
@@ -112,7 +112,7 @@ def _paragraphs(text: str) -> list[list[str]]:
 
 
 def encode(text: str) -> np.ndarray:
-  """Character ids int32 [len(text)] in [1, VOCAB_SIZE): never `PADDING`.
+  """Returns character ids int32 [len(text)] in [1, VOCAB_SIZE), never `PADDING`.
 
   >>> encode("\\n A~").tolist()
   [2, 3, 28, 1]
@@ -121,7 +121,7 @@ def encode(text: str) -> np.ndarray:
 
 
 def decode(ids: Iterable[int]) -> str:
-  """The text of these ids; padding and unknown characters as "~".
+  """Returns the text of these ids, with "~" for padding and unknown characters.
 
   >>> decode(encode("To be, or not to be"))
   'To be, or not to be'
@@ -130,7 +130,7 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def windows(ids: np.ndarray, *, length: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
-  """(x [n, length], y [n]): every `stride`-th window that still has a next character.
+  """Returns (x [n, length], y [n]): every `stride`-th window that has a next character.
 
   >>> x, y = windows(np.arange(7), length=3, stride=2)
   >>> x.tolist(), y.tolist()
@@ -144,7 +144,7 @@ def windows(ids: np.ndarray, *, length: int, stride: int) -> tuple[np.ndarray, n
 
 
 def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, str]:
-  """{"play/ROLE": all speeches joined by newlines}, for roles with two or more speeches.
+  """Reads {"play/ROLE": all speeches joined by newlines}, for roles with two or more speeches.
 
   Raises:
     UserError: the texts are not there; the line names the command that installs them.
@@ -160,7 +160,7 @@ def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, s
 
 
 def are_published(data_dir: str | os.PathLike[str] | None = None) -> bool:
-  """Whether the texts are those of the package, whose sizes are constants. A user's folder
+  """Returns whether the texts are those of the package, with its published sizes. A user's folder
   may hold any texts."""
   return _play_files(data_dir)[0].parent != data_root(data_dir) / "shakespeare"
 
@@ -195,10 +195,10 @@ def shakespeare_federation(
   test_share: float = 0.2,
   min_chars: int | None = None,
 ) -> tuple[Federation, Federation]:
-  """(train, test): one client for each (play, role), the same clients in both.
+  """Returns (train, test) with one client for each (play, role), the same clients in both.
 
-  x is `length` characters as int32 ids, y the next one; `losses.next_token` learns from x
-  alone, LEAF's task is y. The text of a role is cut once, the first part for training: no
+  x is `length` characters as int32 ids, y the next one. LEAF's task is y; `losses.next_token`
+  learns from x alone. The text of a role is cut once, and its first part is for training, so no
   test window overlaps a train window. A client may be empty in test.
 
   Args:
@@ -234,7 +234,7 @@ def shakespeare_federation(
 def federation_of(
   texts: dict[str, str], *, length: int, stride: int, test_share: float
 ) -> tuple[Federation, Federation]:
-  """(train, test) of any {client id: text}, cut as in `shakespeare_federation`.
+  """Returns (train, test) of any {client id: text}, cut as in `shakespeare_federation`.
 
   >>> train, test = federation_of({"ann": "abcdefghij"}, length=2, stride=2, test_share=0.3)
   >>> [decode(x) + ">" + decode([y]) for x, y in zip(*train.examples("ann")[:2])]
@@ -271,6 +271,6 @@ def _federation(
 def load_shakespeare(
   data_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of `shakespeare_federation` with all clients pooled: x int32 [n, 80]."""
+  """Returns (train, test) of `shakespeare_federation`, all clients pooled: x int32 [n, 80]."""
   train, test = shakespeare_federation(data_dir)
   return train.dataset, test.dataset

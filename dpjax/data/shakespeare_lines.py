@@ -1,12 +1,12 @@
 """Shakespeare by line and by role, for language models: some plays are public, the others
 private.
 
-PUBLIC are the fourteen comedies of `PUBLIC_PLAYS`: on them a base may be trained without
-privacy. PRIVATE are all other plays: what one line, or one role, says there is what an
-epsilon hides. (This is a declaration for an experiment; all the texts are old and free.)
+The fourteen comedies of `PUBLIC_PLAYS` are PUBLIC: a base model may be trained on them without
+privacy. All other plays are PRIVATE: an epsilon protects one line, or one role, in them. (This is
+a declaration for an experiment; all the texts are old and free.)
 
-An example is a line as it is printed, between two line ends, or the first lines of one role,
-[m, LENGTH]. The last fifth of each role's lines is the test, the same for both.
+An example is one printed line with its line ends, [LENGTH], or the first lines of one role,
+[m, LENGTH]. For both, the last fifth of each role's lines is for the test.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Folder = str | os.PathLike[str] | None
 
 
 def tokens_of(lines: Iterable[str], length: int = LENGTH) -> np.ndarray:
-  """int32 [n, length]: a line end, the characters, a line end, padding.
+  """Returns int32 [n, length]: a line end, the characters, a line end, and padding.
 
   >>> tokens_of(["Oh!"], 6).tolist()
   [[2, 42, 61, 4, 2, 0]]
@@ -58,7 +58,7 @@ def tokens_of(lines: Iterable[str], length: int = LENGTH) -> np.ndarray:
 
 
 def blocks_of(tokens: np.ndarray, lines: int) -> np.ndarray:
-  """[n, T] -> [ceil(n / lines), lines, T]; padding fills up the last block.
+  """Forms blocks: [n, T] -> [ceil(n / lines), lines, T]; padding fills the last block.
 
   >>> blocks_of(np.array([[2, 5], [2, 6], [2, 7]]), 2).tolist()
   [[[2, 5], [2, 6]], [[2, 7], [0, 0]]]
@@ -88,12 +88,12 @@ def _datasets(name: str, train: np.ndarray, test: np.ndarray) -> tuple[Dataset, 
 
 
 def load_public_lines(folder: Folder = None) -> tuple[Dataset, Dataset]:
-  """(train, test): lines of the public plays, x int32 [n, LENGTH]."""
+  """Loads (train, test): lines of the public plays, x int32 [n, LENGTH]."""
   return _lines("shakespeare_public_lines", folder, public=True)
 
 
 def load_lines(folder: Folder = None) -> tuple[Dataset, Dataset]:
-  """(train, test): lines of the private plays, x int32 [n, LENGTH]. One example: one line."""
+  """Loads (train, test): lines of the private plays, x int32 [n, LENGTH]. An example is a line."""
   return _lines("shakespeare_lines", folder, public=False)
 
 
@@ -103,10 +103,10 @@ def _lines(name: str, folder: Folder, *, public: bool) -> tuple[Dataset, Dataset
 
 
 def load_roles(folder: Folder = None) -> tuple[Dataset, Dataset]:
-  """(train, test): roles of the private plays, x int32 [n, MOST_LINES, LENGTH].
+  """Loads (train, test): roles of the private plays, x int32 [n, MOST_LINES, LENGTH].
 
-  One example is one role: its first lines, and no other row holds any of it. In the test a
-  block is no role: all test lines, as those of `load_lines`.
+  A training example is one role: its first lines, of which no other row holds any. A test example
+  is a block of any test lines, the same lines as in `load_lines`.
   """
   roles = _by_role(folder, public=False)
   train = np.concatenate([blocks_of(lines[:MOST_LINES], MOST_LINES) for lines, _ in roles])

@@ -1,8 +1,8 @@
 """Tables that packages ship: medicine and finance in seconds, without a download.
 
 The bounds of columns are round numbers around the ranges that scikit-learn's documentation
-publishes for these very rows. That is right for a published benchmark. For rows of your own,
-take bounds from what a column can hold, not from what yours do.
+publishes for these very rows. That is right for a published benchmark. For your own rows, take
+bounds from the values that a column can have, not from those in your rows.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A declaration is a dict, or a TOML or JSON file of one. Its keys:
 
 - `columns`: the features by name, in the order of the inputs. A number has `lower` and `upper`, a
-  category has `values`. `missing` is what stands for no value. `other` is the value of a category
-  that stands for those which are not listed.
-  A text has `length`: how many tokens of it are kept. It is then the one column of inputs.
+  category has `values`. `missing` is the value used for a missing one. `other` is the value of a
+  category that is used for values which are not listed.
+  A text has `length`, the number of tokens kept. It must then be the only column of inputs.
 - `tokenizer`: path of a public `tokenizer.json`, by which a text becomes tokens, relative to the
   folder of the table; without it tokens are bytes.
 - `target`: `column` with `values` (classes), or with `lower` and `upper` (a number). Several
@@ -19,8 +19,8 @@ A declaration is a dict, or a TOML or JSON file of one. Its keys:
 - `num_examples`: a public number near that of the training rows.
 - `delimiter` and `encoding` of a CSV file: by default a comma (a tab in .tsv) and UTF-8.
 
-Nothing here looks at data. Bounds and lists of values that are taken from the rows (their
-minimum, their distinct values) would tell of single records, and no epsilon would cover it.
+Nothing here looks at data. Bounds and lists of values taken from the rows (their minimum, their
+distinct values) would reveal single records, and no epsilon would cover that.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Number:
   """A column of numbers, scaled from [lower, upper] to [0, 1]; numbers beyond are clipped.
 
   Args:
-    missing: what stands for no value, in the units of the column; None: it is refused.
+    missing: number used for a missing value, in the units of the column; None: refused.
   """
 
   bounds: Interval
@@ -65,9 +65,9 @@ class Category:
   """A column of texts, with one input for each of its values: 1 where it matches, else 0.
 
   Args:
-    values: all that may stand there.
-    missing: the value that stands for none; None: it is refused.
-    other: the value that stands for those that are not listed; None: they are refused.
+    values: all values that the column may have.
+    missing: the value used for a missing one; None: missing values are refused.
+    other: the value used for those that are not listed; None: these are refused.
   """
 
   values: tuple[str, ...]
@@ -91,7 +91,7 @@ class Split:
   """Rule for the test rows: one of a column, a second file, or a hash.
 
   Args:
-    column: with `test_share` the one that is hashed, else the one that says train or test.
+    column: with `test_share`, the column that is hashed; else the column that says train or test.
   """
 
   column: str | None = None

@@ -1,6 +1,6 @@
 """Rows of CSV and Parquet files, several thousand at a time, unconverted.
 
-No message shows a cell of a row: it names the line and the column, for whoever may open the file.
+No message shows a cell of a row, which is private. It names the line and the column instead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def blocks(
     encoding: encoding of a CSV file.
 
   Raises:
-    UserError: a file that cannot be read to its end as what it says it is.
+    UserError: a file that cannot be read to its end in its declared format.
   """
   validate.no_pipe(path)
   if path.suffix.lower() == PARQUET_SUFFIX:
@@ -215,8 +215,8 @@ def _block(places: list[int], rows: list[list[str]], chosen: dict[str, int]) -> 
 
 
 def _chosen(names: Sequence[str], wanted: Any) -> dict[str, int]:
-  """The places of the columns to read; UserError for two columns of one name."""
-  # First what is lacking: of a file without a header the first line is a row, not to be shown.
+  """Returns the places of the columns to read; UserError for two columns of one name."""
+  # Missing columns are reported first: without a header, the names are a row's private cells.
   chosen = wanted(names)
   twice = [name for name, count in collections.Counter(names).items() if count > 1]
   if twice:

@@ -2,7 +2,7 @@
 
 Inputs are float32 [n, width]: numbers scaled from their public bounds to [0, 1], a category as
 one input for each of its public values. A column of texts is int32 tokens [n, length].
-`table_declaration` says what is declared. Each row becomes inputs by itself, whatever the others
+`table_declaration` says what is declared. Each row is converted on its own, whatever the others
 hold.
 """
 
@@ -53,7 +53,7 @@ def is_table(name: str) -> bool:
 
 
 def table(source: Source, declaration: Declared = None, *, name: str | None = None) -> Pair:
-  """(train, test) of a table, as inputs in [0, 1] and targets.
+  """Loads (train, test) of a table, as inputs in [0, 1] and targets.
 
   Args:
     source: path of a .csv, .tsv or .parquet file (the last needs `pip install
@@ -65,7 +65,7 @@ def table(source: Source, declaration: Declared = None, *, name: str | None = No
       people.json for people.csv.
     name: name of the data set; None: that of the file.
 
-  Numbers beyond their bounds are clipped. How many were is private, and nothing prints it:
+  Numbers beyond their bounds are clipped. Their count is private, and nothing prints it.
   `clipped_cells` counts them for a release under noise.
 
   Raises:
@@ -122,10 +122,10 @@ def table_fields(
 
 
 def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int]:
-  """NOT private: how many numbers of each column are beyond its bounds, over all rows.
+  """Counts the numbers of each column beyond its bounds, over all rows. NOT private.
 
-  One record moves each count by one at most. So release it through a mechanism of
-  `dpjax.mechanisms` with sensitivity 1 for each column, or look at it and tell nobody.
+  One record changes each count by at most one. So release a count only through a mechanism of
+  `dpjax.mechanisms`, with sensitivity 1 for each column, or keep it secret.
 
   Args:
     source, declaration: as in `table`.
@@ -450,7 +450,7 @@ class _Cells:
 def hashed_text(text: str, salt: int) -> float:
   """Returns a number in [0, 1) that follows from a text and a salt alone.
 
-  So no other record moves the one of this text between train and test.
+  So no other record decides whether the record of this text is for train or test.
 
   >>> round(hashed_text("ward/7.png", salt=0), 3)
   0.813
@@ -463,8 +463,8 @@ def hashed_text(text: str, salt: int) -> float:
 def hashed(rows: np.ndarray, salt: int) -> np.ndarray:
   """Returns [n] numbers in [0, 1) that depend only on row numbers and a salt.
 
-  Both are public, so who is in the test says nothing about what a row holds. The function is
-  SplitMix64 (Steele, Lea and Flood 2014), fixed for ever.
+  Both are public, so the split says nothing about the content of a row. The function is
+  SplitMix64 (Steele, Lea and Flood 2014), and never changes.
 
   >>> hashed(np.arange(3), salt=0).round(3).tolist()
   [0.883, 0.432, 0.026]

@@ -49,12 +49,12 @@ class Interval:
     return self.upper / 2 - self.lower / 2
 
   def scaled(self, values: HostArray) -> np.ndarray:
-    """Scales numbers in units of the data [n] to float32 [n] in [-1, 1]; numbers beyond are
-    clipped.
+    """Scales numbers in units of the data [n] to float32 [n] in [-1, 1], and clips the rest.
+
+    The number of clipped ones is never printed: counting them is a query on private data.
 
     Raises:
-      UserError: a value that is not finite. How many are beyond is a query on private data,
-        so nothing prints it.
+      UserError: a value that is not finite.
     """
     numbers = np.asarray(values, np.float64)
     if not np.isfinite(numbers).all():

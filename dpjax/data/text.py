@@ -29,7 +29,7 @@ def _as_bytes(text: str | bytes) -> bytes:
 
 
 def encode_text(texts: Sequence[str | bytes], *, max_length: int) -> np.ndarray:
-  """UTF-8 bytes as int32 tokens [n, max_length]: cut at the end, padded with 0.
+  """Encodes UTF-8 bytes as int32 tokens [n, max_length]: cut at the end, padded with 0.
 
   A tokenizer trained on private text would have to be accounted for; bytes are free.
 

@@ -5,8 +5,8 @@ A declaration (a dict, or a TOML or JSON file of one) has the keys `example` ("l
 bytes of UTF-8; else a tokenizer.json that was trained on PUBLIC text), `split` (`test_file`, or
 `test_share` and `salt`: by a hash of the number of the example) and `num_examples`.
 
-What an example is decides whom an epsilon hides: one line, or one window. A person who wrote
-several of them is hidden in none.
+An epsilon protects one example: one line, or one window. It does not protect a person who wrote
+several of them.
 """
 
 from __future__ import annotations
@@ -70,15 +70,16 @@ def text_file(
   path: str | os.PathLike[str],
   declaration: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of a UTF-8 text file: x int32 tokens [n, length], padded with 0.
+  """Loads (train, test) of a UTF-8 text file: x int32 tokens [n, length], padded with 0.
 
   Args:
     path: path of a .txt file.
     declaration: what is public about it (see the module): a dict or the path of a file. None:
       the file beside it of the same name, posts.toml for posts.txt.
 
-  Bytes have 256 tokens; those of a tokenizer: `tokenizer_files.read`. Paths of it and of the test
-  file are relative to the folder of `path`. Blank lines are left out.
+  Without a tokenizer there are 256 tokens, the bytes; else see `tokenizer_files.read`. Paths of the
+  tokenizer and of the test file are relative to the folder of `path`. Blank lines are left out if
+  an example is a line.
 
   Raises:
     UserError: one line: a file that is not there or is no UTF-8, or has nothing for a split.

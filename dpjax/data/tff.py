@@ -75,12 +75,12 @@ def tff_federation(
   max_length: int = 256,
   max_examples: int | None = None,
 ) -> tuple[Federation, Federation]:
-  """(train, test) of a file of TensorFlow Federated.
+  """Loads (train, test) from a file of TensorFlow Federated.
 
-  Images are float32 [28, 28, 1] as they are (EMNIST: 1 is paper, 0 is ink) or [32, 32, 3] / 255.
-  Text without labels, of StackOverflow one sentence each, is UTF-8 bytes, int32
-  [max_length], padded with 0, for `losses.next_token`; y is 0. StackOverflow has 135,818,730
-  sentences of 342,477 users: keep some of each by `max_examples`; others are not stored.
+  Images are float32: [28, 28, 1] as stored (EMNIST: 1 is paper, 0 is ink), or [32, 32, 3] / 255.
+  Text without labels is UTF-8 bytes, int32 [max_length], padded with 0, for `losses.next_token`;
+  y is 0. An example of StackOverflow is one sentence. It has 135,818,730 sentences of 342,477
+  users: `max_examples` keeps only some of each user in memory.
 
   Args:
     name: a path that ends in .sqlite, or in _train.h5 (the file that ends in _test.h5 lies
@@ -90,7 +90,7 @@ def tff_federation(
     max_examples: as in `data.by_client`, for each client in train and in test.
 
   Raises:
-    UserError: one line: no such file (with the command that gets it), a damaged one, one
+    UserError: no such file (one line names the command that gets it), a damaged file, or a file
       whose clients have other numbers of examples than it says.
   """
   name = os.fspath(name)

@@ -1,7 +1,7 @@
 """Tokens of a public tokenizer: a `tokenizer.json` of Hugging Face, or bytes.
 
 A tokenizer must have been learnt from public text. A vocabulary that was learnt from private
-lines tells of them, and no epsilon of a run would cover that. The file is read, never executed.
+lines reveals parts of them, and no epsilon of a run covers that. The file is never executed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tokenizer(NamedTuple):
   Args:
     ids: text -> tokens, special ones such as [CLS] included, without padding.
     vocab_size: number of different tokens, the padding 0 included.
-    first_id: token of the file's id 0: 0 where that is the padding, else 1.
+    first_id: token of the file's id 0: 0 if that id is the padding, else 1.
     path: its file; "" for bytes.
     sha256: of the file; "" for bytes.
   """
@@ -69,7 +69,7 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
 
   Raises:
     UserError: one line: no such file, or no tokenizer; one that draws at random, or gives tokens
-      that it has no word for; the library is not installed.
+      outside of its vocabulary; the library is not installed.
   """
   about = functools.partial(validate.about, "tokenizer", Verbatim(f"'{os.fspath(path)}'"))
   with about():

@@ -37,8 +37,8 @@ from dpjax.validate import UserError
 class Aggregator(NamedTuple):
   """Rule that turns messages into one update. Everything is pure and can be jitted.
 
-  A `private` one says so, and algorithms keep to it: whatever they release is a function of
-  its output alone, and they refuse what would not be (a realised count, a second mean).
+  Where `private` is True, an algorithm releases only functions of the aggregator's output. It
+  refuses options that would release anything else (a realised count, a second mean).
   """
 
   init: Callable[..., Any]  # (a message, or its shapes) -> state
@@ -46,17 +46,16 @@ class Aggregator(NamedTuple):
   partial: Callable[..., Any] | None = None  # (state, messages, weights, mask) -> sums
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
   private: bool = False  # clips each message, adds noise, divides by a public constant
-  plan: Plan | None = None  # that draws the cohorts, and whose noise it adds
+  plan: Plan | None = None  # draws the cohorts and sets the noise; None: not known
   check: Callable[..., Any] | None = None  # (messages, mask, weights): raises for too few
   # MapClients -> MapClients: computes the sum of `partial` in its own way
   through: Callable[..., Any] | None = None
 
   def drawn_by(self, plan: Plan) -> Aggregator:
-    """Returns the aggregator without privacy, for the cohorts of a plan that has no
-    guarantee.
+    """Returns this aggregator with `plan`, a plan without an epsilon, to draw its cohorts.
 
     Raises:
-      UserError: a plan that promises an epsilon, which needs the noise of `central`.
+      UserError: `plan` promises an epsilon. That needs the noise which `central` adds.
     """
     if plan.is_private:
       raise UserError(
@@ -90,8 +89,8 @@ def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
 
 
 def at_least_one(stacked: ArrayTree) -> Any:
-  """Returns the aggregator with one padded row where there is no client at all."""
-  # Some rules are undefined without clients. Padding counts for nobody.
+  """Appends a row of zeros to leaves [0, ...]; returns all other leaves as they are."""
+  # Some rules are undefined for 0 rows. The added row counts for nobody: its mask is False.
   pad = lambda leaf: leaf if leaf.shape[0] else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
   return jax.tree.map(pad, stacked)
 
@@ -112,7 +111,7 @@ def finite(messages: ArrayTree, mask: Array) -> Array:
   no_claim="the mean without privacy",
 )
 def weighted_mean() -> Aggregator:
-  """sum_i w_i m_i / sum_i w_i over the clients with a finite message and w_i > 0.
+  """Averages sum_i w_i m_i / sum_i w_i over clients with a finite message and w_i > 0.
 
   No privacy: the influence of a client has no bound. Without clients the update is 0.
 
@@ -140,16 +139,16 @@ def weighted_mean() -> Aggregator:
 def dp_mean(
   tx: optax.GradientTransformation, *, l2_clip_norm: ClipLike | None = None
 ) -> Aggregator:
-  """Clip each client's weighted message, sum, add noise once, divide by a public constant.
+  """Clips each client's weighted message, sums, adds noise once, divides by a public constant.
 
   Args:
     tx: an Optax transformation that clips, adds noise and divides, such as
-      `plan.transform(key)`: the same one that serves for examples. What is a row to it is a
-      client here, so `normalize_by` is the EXPECTED number of clients in a cohort.
-    l2_clip_norm: the bound, or the `Clip`, that `tx` was made for. Messages are then clipped
-      here, as they come in, to what `tx` says the norm is in this round, and `tx` gets their
-      `ClippedSum` (with their count, where the norm adapts): no two are in memory at once under
-      `loop_clients`. None hands `tx` the stacked messages and their mask.
+      `plan.transform(key)`, which also serves for examples. Each row is one client here, so
+      `normalize_by` is the EXPECTED number of clients in a cohort.
+    l2_clip_norm: the bound, or the `Clip`, that `tx` was made for. Each message is then clipped
+      as it arrives, to the norm that `tx` uses in this round. `tx` gets the `ClippedSum` (and the
+      rule's count, if the norm adapts), so `loop_clients` never holds two messages at once.
+      None passes `tx` the stacked messages and their mask.
 
   Guarantee: adding or removing one client (with any data, message and weight, NaN included)
   moves the sum by at most `l2_clip_norm`. The weight is applied BEFORE the clipping, so no
@@ -199,7 +198,7 @@ def dp_mean(
     zeros = jnp.zeros(mask.shape, jnp.float32)
     weighted = _weighted(messages, weights)
     scale = transforms.clip_scale(state)
-    # A public number, computed from releases of earlier rounds.
+    # The scale is public: it is computed from releases of earlier rounds.
     if scale is not None:
       weighted = jax.tree.map(lambda leaf: leaf / scale, weighted)
     summed = gradients.clip_and_sum(weighted, zeros, mask, clip)
@@ -215,7 +214,7 @@ def dp_mean(
 
 
 def _weighted(messages: Any, weights: Array) -> Any:
-  """w_i m_i, exactly 0 where w_i is 0."""
+  """Returns w_i m_i for each message; exactly 0 where w_i is 0, even if m_i is NaN."""
 
   def scaled(leaf: Array) -> Array:
     leaf = trees.at_least_float32(leaf)
@@ -227,13 +226,13 @@ def _weighted(messages: Any, weights: Array) -> Any:
 
 
 def central(plan: Plan, key: Array) -> Aggregator:
-  """Applies a plan's own transform as `dp_mean`. Messages are clipped as they arrive, also
-  where the clip norm changes between rounds.
+  """Returns `dp_mean` with a plan's own transform; `key` is the secret key of its noise.
 
-  The plan goes with it: a round refuses a cohort that another plan has drawn.
+  Each message is clipped as it arrives, even if the clip norm changes between rounds. The
+  aggregator keeps the plan, so a round refuses a cohort that another plan has drawn.
 
   Raises:
-    UserError: a plan with one clip norm per group of parameters, with slices or scaling.
+    UserError: a plan with clip norms or noise shares per group, with slices or with scaling.
   """
   clip = plan.l2_clip_norm
   if not clip.is_one_number or plan.noise_shape.shares is not None:
@@ -258,16 +257,17 @@ def central(plan: Plan, key: Array) -> Aggregator:
 def client_noise(
   client: ClientAlgorithm, *, l2_clip_norm: float, noise_multiplier: float
 ) -> ClientAlgorithm:
-  """The client clips its own message to `l2_clip_norm` and adds noise before it sends it.
+  """Wraps a client so that it clips its message to `l2_clip_norm` and adds noise before sending.
 
   Local privacy: nobody has to be trusted. The noise has standard deviation
-  noise_multiplier * l2_clip_norm in every coordinate and comes from the client's own key of
-  the round. The weight is applied first and sent as 1: it would tell the client's size.
+  noise_multiplier * l2_clip_norm in every coordinate and comes from the client's own key of the
+  round. The weight multiplies the message before clipping. The client then sends weight 1,
+  because its own weight would reveal its size.
 
-  Guarantee: one message is the Gaussian mechanism with that multiplier under "zero-out"; a
-  client whose data are REPLACED moves it by 2 * l2_clip_norm, so what is promised against
-  the server is `local_event` under "replace_one". A client that takes part k times has sent
-  k messages; sampling does not amplify what the server sees.
+  Guarantee: one message is the Gaussian mechanism with that multiplier under "zero-out".
+  REPLACING a client's data moves the message by up to 2 * l2_clip_norm, so the guarantee against
+  the server is `local_event` under "replace_one". A client that takes part k times sends k
+  messages; sampling does not amplify what the server sees.
 
   Composes with `dp_mean`, which then clips the noisy message once more and adds its own.
   """

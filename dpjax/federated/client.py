@@ -1,19 +1,17 @@
-"""The work of one client in a round, as three pure functions; mapping over clients is done
-elsewhere.
+"""The work of one client in a round, as three pure functions.
 
-`ClientAlgorithm(init, step, finish)` speaks of ONE client. The executors of `execution` run
-it for a cohort: in a Python loop, under vmap or under pmap, always with the same result. A
-step whose batch is all padding is skipped by the executor, so a client without examples
-sends exactly zero.
+`ClientAlgorithm(init, step, finish)` describes ONE client. The executors of `execution` run it
+for a cohort: in a Python loop, under vmap, shard_map or pmap, with the same result to rounding.
+They skip a step whose batch is all padding, so a client without examples sends exactly zero.
 
-Variants of local training do not copy the loop, they fill in its hooks:
+Variants of local training do not copy its loop. They fill in these hooks:
 
 | hook       | what it may change                                   | used by                  |
 | ---------- | ---------------------------------------------------- | ------------------------ |
 | `grad`     | how a batch becomes a gradient (or a clipped sum)    | example-level privacy    |
 | `adjust`   | the gradient of a local step                         | FedProx, SCAFFOLD        |
 | `start`    | the optimizer's state at the first local step        | Mime-lite                |
-| `message`  | what is sent, and what the client remembers          | FedNova, SCAFFOLD        |
+| `message`  | what is sent, and the state that the client keeps    | FedNova, SCAFFOLD        |
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ class Local(NamedTuple):
     """Returns the client with one more step counted: examples [B] of `mask`, with their sum
     of losses."""
     return self._replace(
-      # A loop over steps keeps the type of what it carries, also for losses in float64.
+      # The loop over steps needs a carry of one type, also for losses in float64.
       loss_sum=self.loss_sum + jnp.asarray(loss, self.loss_sum.dtype),
       num_seen=self.num_seen + jnp.sum(mask),
       num_steps=self.num_steps + 1,
@@ -139,10 +137,10 @@ def _weight(weighting: Weighting, num_examples: Array) -> Array:
 
 
 def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array) -> Any:
-  """(mean, sum) of the losses of the examples that are not padding.
+  """Returns (mean, sum) of the losses of the examples that are not padding.
 
   Raises:
-    UserError: no loss of ONE example; it could mix those of several clients.
+    UserError: `loss_fn` is not a loss of ONE example; it could mix examples of several clients.
   """
   loss_checks.check_loss(loss_fn, params, examples)
   losses = jax.vmap(loss_fn, (None, 0))(params, examples)
@@ -182,8 +180,8 @@ def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
 def make_tx(client_tx: ClientTx, key: Array) -> optax.GradientTransformationExtraArgs:
   """Returns the client's optimizer: an Optax one, or made from the client's own key.
 
-  An optimizer that draws noise must be such a function: built once, it would give every
-  client the same noise.
+  An optimizer that draws noise must be made from the key. Built once, it would give every client
+  the same noise.
   """
   # An Optax transformation is a named tuple; anything else is a function of a key.
   tx: Any = client_tx(key) if not isinstance(client_tx, tuple) else client_tx
@@ -191,7 +189,7 @@ def make_tx(client_tx: ClientTx, key: Array) -> optax.GradientTransformationExtr
 
 
 def difference(received: Received, local: Local) -> Params:
-  """w_local - w_server in float32 or wider; exactly 0 without a local step."""
+  """Returns w_local - w_server in float32 or wider; exactly 0 without a local step."""
   wide = trees.at_least_float32
   return jax.tree.map(
     # Widened before the subtraction: two close bfloat16 numbers would cancel.
@@ -202,12 +200,12 @@ def difference(received: Received, local: Local) -> Params:
 
 
 def send_difference(received: Received, local: Local) -> tuple[Any, Any]:
-  """The `message` hook of FedAvg: sends the difference, and keeps no state."""
+  """The `message` hook of FedAvg: sends the difference, and keeps the client's state as it was."""
   return {"delta": difference(received, local)}, local.memory
 
 
 def info(local: Local, message: ArrayTree) -> ClientInfo:
-  """Diagnostics of a client that sends `message`."""
+  """Returns diagnostics of a client that sends `message`; NOT private."""
   stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], message)
   return ClientInfo(
     train_loss=local.loss_sum / jnp.maximum(local.num_seen, 1),
@@ -278,8 +276,8 @@ def full_gradient(
 ) -> ClientAlgorithm:
   """The gradient of the client's mean loss at the server's parameters, over all its batches.
 
-  One pass whatever the batch size, which only bounds memory. The message is {"delta": -g},
-  a step of length 1, so that aggregators and server optimizers serve it unchanged.
+  It needs one pass over the data (`epochs=1`); the batch size only bounds memory. The message is
+  {"delta": -g}, a step of length 1, which aggregators and server optimizers take unchanged.
 
   >>> algorithm = full_gradient(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
   >>> received, local = Received(jnp.zeros(1)), None

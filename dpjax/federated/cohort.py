@@ -1,8 +1,8 @@
 """Cohorts: the clients of a round and their batches, as padded and masked index arrays.
 
-A client's local work is a list of steps; each step is a batch of rows. Batches are cut from
-a fresh permutation in every epoch and the last one of an epoch is padded, never filled up
-with rows of others. Clients stay ragged here; `execution` pads them to common shapes.
+A client's local work is a list of steps, and each step is a batch of rows. Every epoch cuts its
+batches from a fresh permutation. The last batch of an epoch is padded, never filled with rows of
+other clients. Clients keep their own numbers of steps here; `execution` pads them to one shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpjax.validate import UserError
 
 
 def bucket(n: int) -> int:
-  """The smallest of 0, 1, 2, 3, then 4 to 7 times a power of two, that is >= n.
+  """Returns the least number >= n among 0, 1, 2, 3 and 4 to 7 times a power of two.
 
   Shapes are rounded up to these, so that ragged clients cost a few compilations instead of
   one each, and at most a quarter more work.
@@ -51,8 +51,8 @@ class LocalBatches(NamedTuple):
     """Returns the steps with leaves [num_steps, max(B, size), ...]; the added part is
     masked.
 
-    A step that a client takes repeats the client's own rows: zeros would be the first row of
-    the data, which is another's. Steps that are all padding nobody takes.
+    Padding within a step repeats the client's own rows: row 0 of the data would belong to another
+    client. Added steps hold zeros, since nobody runs a step that is all padding.
     """
     longer = self
     places = np.arange(size)
@@ -87,12 +87,12 @@ class Cohort(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LocalWork:
-  """The amount of training of a client in one round. Public.
+  """The amount of training of a client in one round. These numbers are public.
 
   Args:
     batch_size: examples of a local batch; None for all of the client's at once.
     epochs: passes over the client's data.
-    max_examples: most examples of a client in one round, chosen afresh at random; None for all.
+    max_examples: most examples of a client in one epoch, drawn anew in each epoch; None for all.
 
   >>> LocalWork(batch_size=10, epochs=5).num_steps(600)
   300
@@ -118,7 +118,7 @@ class LocalWork:
     return self.epochs * -(-used // (self.batch_size or max(used, 1)))
 
   def rows(self, num_examples: int, rng: np.random.Generator) -> LocalBatches:
-    """Places 0 .. num_examples - 1 in batches [S, B]; padding repeats place 0.
+    """Returns places 0 .. num_examples - 1 in batches [S, B]; padding repeats place 0.
 
     >>> work = LocalWork(batch_size=2, epochs=2)
     >>> work.rows(3, np.random.default_rng(0)).mask.tolist()
@@ -150,8 +150,8 @@ def cohort_of(
   Each client's order of examples is a function of (seed, round, client) alone: it does not
   depend on who else takes part.
 
-  Its data are the federation's own arrays, in the memory of the host: executions on one device
-  place them there once each, those over several send what each block needs.
+  `data` are the federation's own arrays, in host memory. An execution on one device copies them
+  to the device once. An execution over several devices sends the rows that each block needs.
 
   Raises:
     UserError: an unknown client, or one that is named twice.
@@ -180,20 +180,20 @@ def cohort_of(
 def cohorts(
   plan: Plan | None, federation: Federation, work: LocalWork, *, rng: int, start: int = 0
 ) -> Iterator[Cohort]:
-  """The cohorts of rounds start .. num_steps - 1, drawn by the plan's sampler over CLIENTS.
+  """Yields the cohorts of rounds start .. num_steps - 1, drawn by the plan's sampler over CLIENTS.
 
-  Each is a function of (rng, round) alone, so a resumed run draws what the interrupted one
-  would have. A Poisson cohort may be empty; it still has to be passed to `round`, which adds
-  the noise that the plan charges for. Each knows its plan and its round: `round` refuses it
-  where an aggregator adds the noise of another plan, or none, or in another round.
+  Each cohort is a function of (rng, round) alone, so a resumed run draws the cohorts that the
+  interrupted run would have drawn. A Poisson cohort may be empty. Pass it to `round` all the same,
+  which adds the noise that the plan accounts for. Each cohort holds its plan and its round. `round`
+  refuses it if the aggregator adds no noise or another plan's, or if the round is another.
 
   Args:
-    plan: its unit is one client: `sampling_prob` of a client, `normalize_by` in clients;
-      None, as of an aggregator that knows no plan, is refused.
+    plan: plan for clients: `sampling_prob` is that of a client, `normalize_by` counts clients.
+      None is refused; an aggregator without a plan passes it.
     rng: integer seed of the sampler; 128 bits or more for a release.
 
   Raises:
-    UserError: no plan; the sampler's capacity is too small for so many clients.
+    UserError: `plan` is None, or the sampler's capacity is too small for so many clients.
   """
   if plan is None:
     raise UserError(
@@ -218,11 +218,11 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
   """Refuses a cohort whose round would not keep the stated epsilon.
 
   Args:
-    plan: plan of the aggregator, None where it is not known; private: whether it adds noise.
+    plan: the aggregator's plan; None if unknown. private: whether the aggregator adds noise.
 
   Raises:
-    UserError: no noise, noise that nothing vouches for, that of another plan, or another
-      round.
+    UserError: the aggregator adds no noise, or that of an unknown or another plan, or the cohort
+      was drawn for another round.
   """
   if cohort.drawn is None:
     return
@@ -257,7 +257,9 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
 
 
 def from_batches(examples: Sequence[ArrayTree], *, batch_size: int | None = None) -> Cohort:
-  """A cohort of clients given by their own arrays, one pass in the order given.
+  """Makes a cohort from each client's own arrays [n, ...]: one pass, in the order given.
+
+  `batch_size` None puts all examples of a client into one batch.
 
   >>> c = from_batches([np.array([[1.0], [2.0], [3.0]]), np.zeros((0, 1))], batch_size=2)
   >>> [len(b.mask) for b in c.batches], c.num_examples.tolist()

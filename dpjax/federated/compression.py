@@ -8,11 +8,11 @@ carry no random numbers: a shared rotation is drawn from a key that both sides k
 | ------------- | ------------------------------------- | ---------------- | --------------------- |
 | `quantize(b)` | b d + 64                              | exact            | Alistarh et al. 2017  |
 | `top_k(r)`    | k (32 + ceil log2 d), k = max(1, r d) | `error_feedback` | Stich et al. 2018     |
-| `rotated(b)`  | b D + 64, D: d to a power of two      | exact            | Suresh et al. 2017    |
+| `rotated(b)`  | b D + 64, D: next power of two >= d   | exact            | Suresh et al. 2017    |
 | `drive()`     | D + 32                                | smallest error   | Vargaftik et al. 2021 |
 
-None of this is privacy. `dp_mean` clips whatever arrives, so its bound holds also where
-rounding has raised a norm; noise of the client itself goes inside, before the codes.
+Compression gives no privacy. `dp_mean` clips the decoded messages, so its bound also holds where
+rounding has raised a norm. Wrap `client_noise` inside `compressed`: noise comes before coding.
 """
 
 from __future__ import annotations
@@ -167,7 +167,10 @@ def _random_signs(key: Array, size: int) -> Array:
 
 
 def rotate(key: Array, x: Array) -> Array:
-  """H D x for random signs D, zero-padded to a power of two: entries of similar size."""
+  """Returns H D x for random signs D, with x zero-padded to a power of two.
+
+  The rotation H D makes the entries similar in size.
+  """
   size = _padded_size(x.size)
   return hadamard(_random_signs(key, size) * jnp.pad(x, (0, size - x.size)))
 
@@ -224,12 +227,12 @@ def compressed(
 
   Args:
     error_feedback: the client keeps what the codes left out and adds it to its next message
-      (Karimireddy et al. 2019). Its memory is then {"own": ..., "left_out": a message}:
-      initialise it with `error_memory`. It never leaves the client; what was left out is sent
-      as part of a later message, within that message's clip norm.
+      (Karimireddy et al. 2019). The client's state is then {"own": ..., "left_out": a message}:
+      initialise it with `error_memory`. This state never leaves the client. What was left out is
+      sent as part of a later message, within that message's clip norm.
 
   Raises:
-    UserError: while tracing, error feedback without that memory.
+    UserError: while tracing, error feedback without that state.
   """
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> Any:

@@ -40,7 +40,8 @@ class AlgorithmFacts:
   Args:
     name: name of its function, and of `--config.algorithm`.
     make: `(loss_fn, *optimizers, aggregator=, map_clients=, key=, **options)`.
-    client: what a client does. server: what the server does with the mean.
+    client: what a client does.
+    server: what the server does with the mean.
     source: paper that it is from.
     private_if: condition for privacy, in addition to a private aggregator; "": none.
     options: numbers that a config sets, with their defaults; None: no config names it.
@@ -131,7 +132,7 @@ class AggregatorFacts:
     tolerates: `(n, **options) -> how many`, the same as a number.
     options: numbers that a config sets, with their defaults.
     weighted: weights of clients count in it.
-    is_mean: noise of the server, or a secure sum, may take its place.
+    is_mean: it is a mean, so `central` or a secure sum may replace it.
     no_claim: why it promises no epsilon, for `launch.audit`.
   """
 
@@ -153,7 +154,7 @@ def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
   """Decorates an aggregator with its facts; the function itself is unchanged.
 
   Args:
-    name: where a config says something shorter than the function's name.
+    name: name in configs; "" for the function's name.
     facts: fields of `AggregatorFacts`, but for `make`.
 
   >>> @aggregator(source="folklore", stands_up_to="nobody", tolerates=lambda n: 0)
@@ -183,8 +184,8 @@ def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]
   """Returns the facts of everything that a package lists, in order.
 
   Args:
-    package: package of `dpjax._lazy`. facts: function -> what is stated about it.
-  """
+    package: package of `dpjax._lazy`.
+    facts: function -> its facts."""
   # A module states its facts on import, so all modules are imported.
   for module, _ in _lazy.listed(package.__name__).values():
     importlib.import_module(module)

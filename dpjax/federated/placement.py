@@ -10,8 +10,8 @@ accountant proves for the sensitivity 2 C:
 | client        | 2 z C               | 2 z C / sqrt(n)    | nobody is trusted       |
 | distributed   | 2 z C / sqrt(m)     | 2 z C sqrt(n/m) / n| needs secure summation  |
 
-m <= n are the clients that are sure to stay: noise of those that drop out is missing, so each
-must bring enough for m. The client's noise costs sqrt(n) times the server's.
+m <= n is the number of clients that surely stay. The noise of those that drop out is missing, so
+each client adds enough for m to suffice. Client noise costs sqrt(n) times the server's.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def local_event(noise_multiplier: float, num_messages: int = 1) -> dpa.DpEvent:
 
   Args:
     noise_multiplier: as `client_noise` was given it, relative to the clip norm.
-    num_messages: the most rounds that one client takes part in.
+    num_messages: most rounds that one client takes part in.
   """
   return accounting.composed(accounting.gaussian_event(noise_multiplier), num_messages)
 
 
 def local_epsilon(noise_multiplier: float, delta: float, num_messages: int = 1) -> float:
-  """epsilon of a client's messages against the server: unit "user", "replace_one", proved.
+  """Returns a proved epsilon of a client's messages against the server, under "replace_one".
 
   No amplification by sampling or shuffling is claimed: the server sees who sends.
 

@@ -62,7 +62,7 @@ class FederatedState(NamedTuple):
 class RoundInfo(NamedTuple):
   """Diagnostics for users. Computed from raw client data: NOT private."""
 
-  train_loss: Any  # mean over the examples of all local steps; NumPy, as all here
+  train_loss: Any  # mean of the clients' losses by their examples; NumPy, as all here
   mean_norm: Any  # of the clients' messages
   num_clients: Any  # realised; itself a secret unless the sampler's sizes are public
   num_steps: Any  # local steps of all clients
@@ -209,7 +209,7 @@ def federated(
     map_clients: default `auto_clients()`.
     memory: `(params) -> state of ONE client before its first round`. States are kept as
       `ClientStates`, on the host, for clients that have taken part. Devices hold those of a
-      cohort at most. To keep it on disk: `state._replace(memories=OnDisk(state.memories,
+      cohort at most. To keep them on disk: `state._replace(memories=OnDisk(state.memories,
       Journal(folder, state.memories.row_bytes)))`.
 
   Returns:
@@ -256,7 +256,7 @@ def federated(
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
     check_cohort(cohort, state.memories)
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
-    # padded to one of few numbers of rows
+    # Padded to one of few numbers of rows, so that few programs are compiled.
     places, _ = sampling.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     key, following = _of_round(state.key, state.round)
     context = execution.Context(
@@ -292,8 +292,8 @@ def cast_like(updates: ArrayTree, params: Params) -> Any:
 
 
 def optimizing_server(server_tx: optax.GradientTransformation | None = None) -> Server:
-  """Returns a server whose optimizer gets -mean difference as its gradient (Reddi et al.
-  2021).
+  """Returns a server whose optimizer takes minus the mean difference as its gradient (Reddi et
+  al. 2021).
 
   Args:
     server_tx: None for `optax.sgd(1.0)`, plain averaging.

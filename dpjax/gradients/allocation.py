@@ -2,8 +2,8 @@
 
 The noise of the sum is the same in every coordinate, so a group with a smaller bound gets
 a weaker signal under the same noise: relatively more noise. A group with bound 0 is
-frozen. Where such choices come from matters: a size, a name or a score from public data is
-free, a score computed from the private data is a release like any other.
+frozen. Choices by size, by name or by a score from public data cost no privacy. A score that is
+computed from the private data is a release like any other.
 """
 
 from __future__ import annotations
@@ -124,8 +124,7 @@ def _check_numbers(scores: Any) -> None:
 
 
 def shares_from_sensitivity(scores: ArrayTree, *, freeze_below: float = 0.0) -> Any:
-  """Shares of the signal from sensitivity scores: the more sensitive a layer, the more
-  noise.
+  """Returns each group's share of the signal from sensitivity scores; sensitive groups get less.
 
   A group with score s gets the share 1 / s, so under the common noise its signal-to-noise
   ratio is proportional to 1 / s; a group with s < `freeze_below`, or s = 0, is frozen

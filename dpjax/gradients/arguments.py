@@ -1,6 +1,6 @@
 """Checks of every gradient and every batch, on every route.
 
-Real numbers; and which rows are examples and which padding is said, never assumed.
+Gradients must be real numbers. A mask must say which rows are examples and which are padding.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
 def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, Any]:
   """Returns examples and mask, from a padded `Batch` or from two arguments.
 
-  A `Batch` whose mask has two axes holds what belongs to each of several users
-  (`dpjax.sampling.user_loss`): it is data, and which users are real is said beside it.
+  A `Batch` whose mask has two axes holds the rows of several users (`dpjax.sampling.user_loss`).
+  It is passed on as data, and `mask` says which users are real.
 
   Raises:
-    UserError: a padded `Batch` and a mask beside it: which one holds?
+    UserError: `mask` is given beside a padded `Batch`, which has its own.
   """
   if not isinstance(batch, Batch) or jnp.ndim(batch.mask) > 1:
     return batch, mask
@@ -105,7 +105,7 @@ def check_arrays(**named: Any) -> None:
 def check_real(**named: Any) -> None:
   """Raises unless every leaf of each tree is a real floating-point array.
 
-  Integers have no gradient, and of complex numbers a real Gaussian would cover one part.
+  Integers have no gradient. Real Gaussian noise would cover only one part of a complex number.
 
   >>> check_real(params={"w": jnp.ones(2, jnp.complex64)})
   Traceback (most recent call last):

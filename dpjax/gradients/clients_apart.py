@@ -1,8 +1,8 @@
 """Programs of several clients under `jax.vmap`, none of which reaches another.
 
-Where clients have parameters of their own, `jax.vmap` makes one convolution of theirs, in groups.
-What XLA's CPU backend has no code for, it computes by a kernel with zeros between the groups, and
-NaN times zero is NaN. So one example of one client would make the gradients of all others NaN.
+If clients have different parameters, `jax.vmap` joins their convolutions into one with groups.
+XLA's CPU backend computes some of these by a kernel with zeros between the groups, and NaN times
+zero is NaN. So one example of one client would make the gradients of all others NaN.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _Fn = TypeVar("_Fn", bound=Callable[..., Any])
 def clients_apart(fn: _Fn) -> _Fn:
   """Returns the same function, whose convolutions take clients one by one under `jax.vmap`.
 
-  For the program of ONE client, after differentiation. Only convolutions that could mix clients
-  are rewritten (`mixes_clients`), and what contains one where a rewriting cannot enter, such as a
-  function with a derivative of its own. Without `jax.vmap` they are computed as before.
+  Use it for the program of ONE client, after differentiation. It rewrites only convolutions that
+  could mix clients (`mixes_clients`). Where it cannot enter an equation that contains one, such as
+  a custom derivative, it takes that equation client by client. Without `jax.vmap` nothing changes.
 
   Args:
-    fn: function of pytrees to pytrees. Leaves that are no arrays are handed through as they are.
+    fn: function of pytrees to pytrees. Leaves that are not arrays pass through unchanged.
 
   >>> import jax.numpy as jnp
   >>> conv = lambda x, k: lax.conv(x[None, None], k[None, None], (1,), "VALID").sum()
@@ -46,10 +46,10 @@ def clients_apart(fn: _Fn) -> _Fn:
 
 
 def mixes_clients(eqn: Any) -> bool:
-  """Whether a convolution may mix clients, if `jax.vmap` makes groups of them.
+  """Returns whether a convolution may mix clients, if `jax.vmap` makes groups of them.
 
-  Seen on a CPU: of floats other than float32 and halves, and in groups of the batch. On other
-  devices nobody has looked at the first. The second are left there as they are.
+  On a CPU, mixing was seen for floats wider than 32 bits and for groups of the batch. On other
+  devices wide floats count too, although untested, and groups of the batch do not.
   """
   if eqn.primitive.name != convolutions.CONVOLUTION:
     return False
@@ -106,13 +106,13 @@ def _one_client(fn: Callable[..., Any], *, needs_two: bool) -> Callable[..., Any
     def of_one(clients: list[Any]) -> Any:
       rows = iter(clients)
       every = [next(rows) if is_mapped else x for x, is_mapped in zip(operands, mapped)]
-      # By its own rule again, since clients may be mapped twice.
+      # Calls the function with this rule, since an outer vmap may map clients a second time.
       return differentiable(*every)
 
     outs = lax.map(of_one, clients)
     return outs, jax.tree.map(lambda _: True, outs)
 
-  # A mapped function of such a rule has no transpose in JAX.
+  # JAX cannot transpose a mapped `custom_vmap`, so the gradient has a rule of its own.
   @jax.custom_vjp
   def differentiable(*operands: Any) -> Any:
     return alone(*operands)

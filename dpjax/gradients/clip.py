@@ -1,9 +1,9 @@
 """The definition of clipping, as ONE value for gradients, transforms and plan.
 
 A rule determines how much a gradient of some length is shortened. `RULES` lists the known ones;
-a new one is a class and a row there. Changes between steps are part of the clip, too, and cost
-nothing (`transforms/clip_scale.py`): a public schedule, or a rule that `adapts`, whose norm
-depends on the mechanism's releases (`transforms/adaptive_clipping.py`).
+a new one is a class and a row there. The norm may change between steps, at the privacy cost of a
+constant one (`transforms/clip_scale.py`): by a public schedule, or by a rule that `adapts`, whose
+norm depends on the mechanism's own releases (`transforms/adaptive_clipping.py`).
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class ClipRule:
     """Raises UserError unless the rule's numbers allow clip norms up to `largest`."""
 
   def top(self, bound: float) -> float:
-    """Length against which clipped gradients are measured while they are summed.
+    """Returns the bound on each clipped gradient while they are summed.
 
-    Short terms would lose digits, so the finished sum is multiplied by bound / top(bound).
-    """
+    Terms with a very small bound would lose digits. So they are summed with this bound, and the
+    finished sum is multiplied by bound / top(bound)."""
     return bound
 
   def visible(self, bound: float) -> float:
-    """Returns a length L. An error of 1e-7 L in a gradient's length changes no factor.
+    """Returns a length L such that an error of 1e-7 L in a gradient's length changes no factor.
 
-    The fast route computes the lengths again whose error may be larger.
+    The fast route computes a length again if its error may be larger.
     """
     return bound or 1.0
 
@@ -66,12 +66,12 @@ class ClipRule:
     """Returns the factor of each gradient, times `most`, [B].
 
     Args:
-      lengths: [B], those of the gradients; 0 and infinity occur.
+      lengths: [B], l2 norms of the gradients; 0 and infinity occur.
       top: `self.top(C)` times `most`.
-      most: a power of two, by which factors of tiny gradients keep their digits.
+      most: a power of two, which lifts tiny factors so that they keep their digits.
 
-    A quotient is `top / denominator(lengths)`. A rule that needs `self.top(C)` itself has it
-    as `top / most`, and multiplies its factors by `most`.
+    A rule that is a quotient returns `top / denominator(lengths)`. Any other rule finds
+    `self.top(C)` as `top / most`, and multiplies its factors by `most`.
     """
     raise NotImplementedError
 
@@ -131,9 +131,9 @@ class Clip:
   Args:
     norms: a number C in [1e-25, 1e30]; or a tree of numbers that is a prefix of the parameter
       tree: each bounds the subtree it stands for, and the whole gradient is bounded by
-      sqrt(sum C_l^2); a group of bound 0 is frozen. inf: no clipping, where the rule can.
+      sqrt(sum C_l^2); a group of bound 0 is frozen. inf: no clipping, if the rule allows it.
     rule: a clipping rule, or its name in `RULES`.
-    schedule: public factors of the norms, one for each step; they cost nothing.
+    schedule: public factors of the norms, one for each step; they cost no privacy.
 
   >>> Clip({"dense": 3.0, "head": 4.0}).l2_bound
   5.0

@@ -25,7 +25,7 @@ computes in a narrow type (bfloat16, float16, any float8), they are about the gr
 | cast to a narrow type and back | cast rounds the parameter's values, never its gradients    |
 | an activation or its cotangent | it is infinite, NaN or 0 in the loss itself; an example of |
 | leaves the range of its type   | which that makes the gradient NaN or infinite is dropped   |
-| a product of the two leaves it | formed in float32: the example is kept                     |
+| their product leaves its range | formed in float32: the example is kept                     |
 | inside of cond, while or a     | computed in the types that it was traced with; clipped and |
 | custom derivative              | summed in float32                                          |
 | types that JAX does not join   | UserError (float8 and float32 without a cast)              |
@@ -111,7 +111,7 @@ def rescaled(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
 def clip_factors(
   group_norms: ArrayTree, clip: Clip, mask: jax.Array, *, longest: ArrayTree | None = None
 ) -> tuple[Any, jax.Array]:
-  """Factor by which each example's gradient is multiplied, group by group.
+  """Returns the factor by which each example's gradient is multiplied, group by group.
 
   Args:
     group_norms: tree of [B] norms, one per clip norm.
@@ -138,10 +138,10 @@ def clip_factors(
 
 
 def is_certain(lengths: Any, clip: Clip) -> jax.Array:
-  """[B] whether the factor of each example is exact, given norms computed from squares.
+  """Returns [B]: whether the factor of each example is exact, given norms computed from squares.
 
-  It is not exact where squares left the range of floats: where a norm is infinite or NaN, or
-  where underflow may have changed the factor visibly.
+  It is not exact if squares left the range of floats: the norm is infinite or NaN, or underflow
+  may have changed the factor visibly.
 
   Args:
     lengths: tree of `lengths.Length` [B], one per clip norm.
@@ -158,10 +158,10 @@ def is_certain(lengths: Any, clip: Clip) -> jax.Array:
 
 
 def _exact_above(bound: float, rule: ClipRule) -> float:
-  """Returns the length from which an error of a norm can show in its factor."""
+  """Returns the length above which a norm must be exact, since its error may show in the factor."""
   usual = bound or 1.0
   visible = rule.visible(bound)
-  # Greater lengths must be exact for the flat clip, which bounds every rule.
+  # Never above the flat clip's value, since the flat clip's factors bound those of every rule.
   return (visible if 0 <= visible <= usual else usual) * _NEGLIGIBLE
 
 

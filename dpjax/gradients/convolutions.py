@@ -2,11 +2,11 @@
 loops.
 
 XLA has a fast route on the CPU for convolutions whose batch comes first and whose features come
-last, with kernels [*window, in, out]. Others it brings into that form, but only in the outermost
-computation of a program (its pass `ConvCanonicalization`; seen in the text of compiled
-programs): the gradients of a convolution, which JAX writes in another form, take many times as
-long inside `scan`, `while_loop` or `cond` (`launch.benchmark --suite=gradients`). Written in that
-form they do not.
+last, with kernels [*window, in, out]. It brings other convolutions into that form, but only in the
+outermost computation of a program (its pass `ConvCanonicalization`; seen in the text of compiled
+programs). JAX writes the gradients of a convolution in another form. So they take many times as
+long inside `scan`, `while_loop` or `cond` (`launch.benchmark --suite=gradients`), unless they are
+rewritten as here.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
   """Returns the same function with convolutions that are fast in a compiled loop on the
   CPU.
 
-  For the body of a `scan`, under `jit`, that holds a gradient of a convolutional network: apply
-  it to the function that takes the gradient, not to the one whose gradient is taken. What is
-  outside of a loop is as fast as before, and so is all of it on other devices. Results are the
-  same to rounding; where a kernel is infinite, the padding it meets is NaN, as in XLA's fast
-  route everywhere.
+  Use it for the body of a `scan`, under `jit`, that holds a gradient of a convolutional network.
+  Apply it to the function that takes the gradient, not to the one whose gradient is taken. Code
+  outside of a loop, and all code on other devices, is as fast as before. Results are the same to
+  rounding. An infinite kernel gives NaN at the padding, as everywhere in XLA's fast route.
 
-  Not entered, and so as slow as before: convolutions in functions whose derivatives are their
-  own (`custom_jvp`, `custom_vjp`) and that are not differentiated inside of `fn`, in a
-  `shard_map` inside of it, and in branches by platform. Eager calls compile each time.
+  These convolutions are not rewritten, and stay slow: in functions with custom derivatives
+  (`custom_jvp`, `custom_vjp`) that are not differentiated inside of `fn`, in a `shard_map` inside
+  of it, and in branches by platform. Eager calls compile each time.
 
   Args:
-    fn: function of pytrees to pytrees. Leaves that are no arrays are handed through as they are.
+    fn: function of pytrees to pytrees. Leaves that are not arrays pass through unchanged.
 
   >>> import jax, jax.numpy as jnp
   >>> from jax import lax
@@ -93,8 +92,7 @@ def rewritten(
 
 
 def _is_swapped(eqn: Any) -> bool:
-  """Whether XLA would exchange the operands, since the window is the larger one, and so
-  leave the form."""
+  """Returns whether XLA would exchange image and window, because the window is larger."""
   lhs, rhs = (atom.aval.shape for atom in eqn.invars)
   params = eqn.params
   image, window, _ = params["dimension_numbers"]
@@ -133,7 +131,7 @@ def _form(eqn: Any) -> lax.ConvDimensionNumbers:
 
 
 class Rewriting:
-  """Evaluates jaxprs with convolutions in that layout; shared jaxprs are rewritten once.
+  """Evaluates jaxprs with convolutions in the layout of `_form`; rewrites shared jaxprs once.
 
   A subclass chooses other equations (`meets`), and what is computed for them (`replaced`).
   """
@@ -165,7 +163,7 @@ class Rewriting:
     return any(map(self.is_due, entered(eqn).values()))
 
   def run(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """Returns the results of a jaxpr."""
+    """Evaluates a jaxpr with the rewriting, and returns its results."""
     return equations.evaluated(jaxpr, consts, values, self._result)
 
   def _result(self, eqn: Any, values: list[Any]) -> Sequence[Any]:
@@ -186,7 +184,7 @@ class Rewriting:
     return self._while(params, values) if name == "while" else self._scan(eqn, values)
 
   def closed(self, closed: Any) -> Callable[..., list[Any]]:
-    """Returns the equation as a function."""
+    """Returns a closed jaxpr as a function that evaluates it with the rewriting."""
     return lambda *values: self.run(closed.jaxpr, closed.consts, values)
 
   def _call(self, closed: Any) -> Callable[..., list[Any]]:
@@ -251,7 +249,7 @@ def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
 def _widened(lhs: Any, params: dict[str, Any]) -> Any:
   """Returns the image with its padding, [N, *space, C], at least as large as the window.
 
-  Padded with zeros that XLA cannot tell: known ones it would fold into the padding again.
+  It pads with zeros that XLA does not recognise. XLA would fold known zeros into the padding again.
   """
   first = lhs[(0,) * lhs.ndim]
   # Nothing is below -inf. XLA does not know that, so it cannot fold `zero` to a constant.

@@ -10,11 +10,12 @@ A mesh has an axis `data`, over which the rows of a batch are split, and may hav
 | parameters, optimizer state, noise | the same on all         | split along the last axis  |
 |                                    |                         | that divides, if any       |
 
-Nothing else crosses `data`: no example leaves its device, and noise is a function of its key and
-of the shape of the whole leaf, drawn outside, wherever the parts of it lie.
+Nothing else crosses `data`: no example leaves its device. Noise is drawn outside. It depends on
+its key and on the shape of the whole leaf, not on how that leaf is split.
 
-The devices may be those of several processes of JAX's runtime, of each as many. Then all make the
-same calls, with the same data; parameters are split within a process, so each holds all of them.
+The devices may belong to several processes of JAX's runtime, equally many to each. Then all
+processes make the same calls with the same data. Parameters are only split within a process, so
+each process holds all of them.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def on_all(mesh: Mesh) -> NamedSharding:
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
-  """The sharding of a batch's leaves [B, ...], as `split_rows` places them."""
+  """Returns the sharding of a batch's leaves [B, ...], as `split_rows` places them."""
   return NamedSharding(mesh, _ROWS)
 
 
@@ -224,8 +225,8 @@ def over_devices(
   """Returns the same `(params, batch, mask) -> ClippedSum` with the rows split over
   devices.
 
-  Rows that no device has an equal share of are filled up with masked padding, which norms,
-  losses and mask of the result hold too.
+  If the rows do not divide equally, masked padding is added. The result's norms, losses and mask
+  have entries for it.
 
   Args:
     bounds: `group_bounds` of the sum.

@@ -52,7 +52,7 @@ class EqnChain(NamedTuple):
 
   @property
   def primitive(self) -> EqnChain:
-    """Itself: it knows its name."""
+    """The chain itself, which has a `name` as a primitive has."""
     return self
 
   @property
@@ -140,8 +140,8 @@ def alone_fn(eqn: Eqn, invars: list[Any], outvars: list[Any]) -> Callable[..., l
 
   Args:
     eqn: an equation, or a chain of them; custom derivatives stay intact.
-    invars: its operands that are no literals, each once.
-    outvars: those of its results that are wanted.
+    invars: operands of the equation that are not literals, each once.
+    outvars: results of the equation that the function returns.
   """
   eqns = list(eqn.eqns) if isinstance(eqn, EqnChain) else [eqn]
   alone = _template().replace(
@@ -207,13 +207,13 @@ def wide_fn(
 ) -> Callable[..., list[Any]] | None:
   """Returns the equation as a function of `operands(eqn)` that computes in at least float32.
 
-  None where its parameters hold a program of its own (a branch, a custom derivative), which
-  computes in the types that it was traced with.
+  None if its parameters hold another program (a branch, a custom derivative), since that computes
+  in the types that it was traced with.
 
   Args:
     eqn: the equation, or a chain of them.
-    precision: of its products. With a lower one a term of a sum could come out longer than its
-      norm, unless the norm is longer for it (`ghost.precision`).
+    precision: of its products. With a lower one, a term of a sum could be longer than its norm,
+      unless the norm allows for that (`ghost.precision`).
   """
   if isinstance(eqn, EqnChain):
     return _wide_chain(eqn, precision)
@@ -270,9 +270,8 @@ class ScanParts(NamedTuple):
   def of(cls, eqn: Eqn) -> ScanParts:
     """Reads the parts of a scan from the ranks of its operands and results.
 
-    JAX up to 0.10 writes `num_consts` and `num_carry` beside a scan, JAX from 0.11 does not.
-    In all of them the body sees a carry as the scan does, and what is stepped through with
-    one axis less.
+    JAX up to 0.10 stores `num_consts` and `num_carry` with a scan; JAX from 0.11 does not. In all
+    versions a carry has the same rank in the body, and a scanned input has one axis less.
 
     >>> scan = lambda c, x: jax.lax.scan(lambda c, x: (c + x, c), c, x)
     >>> ScanParts.of(jax.make_jaxpr(scan)(0.0, jnp.ones(3)).eqns[0])
@@ -297,7 +296,7 @@ def _template() -> Any:
 
 
 class Ends(NamedTuple):
-  """Values whose cotangents, concatenated along an axis, are that of another value."""
+  """Values whose cotangents, concatenated along an axis, give the cotangent of another value."""
 
   parts: tuple[Var, ...]
   axis: int = 0

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 class ExactSum(NamedTuple):
   """A running sum of trees, with what its roundings have left out.
 
-  A sum of n terms that are added one after the other is rounded n times, each time by what the
-  sum so far allows. So one term more can change n roundings. Here it changes one.
+  A plain sum of n terms, added one after the other, is rounded n times. So one term more can
+  change n roundings. Here it changes one.
   """
 
   total: Any
@@ -33,7 +33,7 @@ class ExactSum(NamedTuple):
     """Returns the sum, rounded once."""
 
     def rounded(total, left_out):
-      # Beyond the floats nothing is known of what was left out.
+      # If the sum has overflowed, the left-out part is not finite and says nothing.
       return total + jnp.where(jnp.isfinite(left_out), left_out, 0)
 
     return jax.tree.map(rounded, self.total, self.left_out)
@@ -42,9 +42,9 @@ class ExactSum(NamedTuple):
 def exact_plus(
   total: jax.Array, left_out: jax.Array, more: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Adds to a running sum: (its float, and what that leaves out)."""
+  """Adds `more` to a running sum. Returns (its float, what that float leaves out)."""
   total, rest = two_sum(total, more)
-  # Moved up at once, or what is left out would grow until it were rounded like a sum.
+  # Carried into the total at once. Otherwise the left-out part would grow, and be rounded itself.
   return two_sum(total, left_out + rest)
 
 

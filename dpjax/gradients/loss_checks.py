@@ -1,6 +1,6 @@
 """Checks of a loss: one example, a scalar, no side effect, differentiable.
 
-Each is found by tracing, and each mistake is one line that says the way out.
+Each check traces the loss. Each error is one line that says how to write the loss instead.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _CONCRETE = (
   jax.errors.TracerArrayConversionError,
   jax.errors.TracerIntegerConversionError,
 )
-# Modules of dpjax with batching rules of their own. That of the noise compares keys, and changes
-# nothing where they differ. The other takes clients one by one.
+# Modules of dpjax with batching rules of their own, which mix no clients. The rule of the noise
+# only looks for equal keys. The other rule takes clients one by one.
 _KEEP_CLIENTS_APART = ("dpjax.noise.gaussian", "dpjax.gradients.clients_apart")
 # They return nothing to the program, so they cannot connect examples.
 _HARMLESS = ("debug_callback", "debug_print")
@@ -100,12 +100,12 @@ def vmap_would_do(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
 
 
 def mixes(eqn: Any) -> bool:
-  """Whether an equation of ONE example may mix examples under `jax.vmap`.
+  """Returns whether an equation of ONE example may mix examples under `jax.vmap`.
 
-  The gradient of a kernel is then a convolution in groups, an example in each. What XLA's CPU
-  backend has no code for, it computes as one convolution by a kernel with zeros between groups.
-  An example that is not finite, times those zeros, is NaN in the gradients of all others. Seen
-  with kernels that have groups themselves, and in double precision.
+  The gradient of a kernel is then a convolution with groups, one for each example. XLA's CPU
+  backend computes some of these by one kernel with zeros between groups. An example that is not
+  finite, times those zeros, makes the gradients of all others NaN. This was seen for kernels that
+  have groups themselves, and in double precision.
   """
   if eqn.primitive.name != "conv_general_dilated":
     return False
@@ -126,9 +126,9 @@ def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> 
 
 
 def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> Any:
-  """Returns the jaxpr of ONE client.
+  """Returns the jaxpr of ONE client, given arguments of K clients, leaves [K, ...].
 
-  Raises UserError where a client could see others under `vmap`; leaves [K, ...].
+  Raises UserError if a client could see others under `vmap`.
   """
   jaxpr = jax.make_jaxpr(client_fn)(*_example(many)).jaxpr
   rule_of = lambda eqn: getattr(eqn.params.get("rule"), "__module__", None)
@@ -138,7 +138,7 @@ def check_client(client_fn: Callable[..., Any], *many: ArrayTree) -> Any:
 
 
 def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
-  """Raises UserError where one example could reach another under `vmap`; leaves [B, ...]."""
+  """Raises UserError if one example could reach another under `vmap`; `many`: leaves [B, ...]."""
   eqns = list(
     every_equation(jax.make_jaxpr(lambda *each: fn(*each))(*_example(many)).jaxpr)
   )
@@ -173,8 +173,8 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
 def explain_failure(
   loss_fn: LossFn, params: Params, batch: ArrayTree, error: Exception
 ) -> None:
-  """Raises UserError that names the primitive that cannot be differentiated, if any, or
-  says that one cannot be batched."""
+  """Raises UserError if a primitive cannot be differentiated (it names the primitive), or if
+  `error` says that one cannot be batched."""
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
   count = len(jax.tree.leaves(params))
   for eqn in _on_the_way(closed.jaxpr, set(closed.jaxpr.invars[:count])):
@@ -255,8 +255,8 @@ def _is_batch_norm(module: Any) -> bool:
 
 @contextlib.contextmanager
 def _no_batch_norm() -> Iterator[None]:
-  """Context that raises UserError where a linen BatchNorm computes statistics. Those of one
-  example are no statistics; those of a batch mix examples."""
+  """Context that raises UserError if a linen BatchNorm computes statistics. One example has no
+  useful statistics, and statistics of a batch mix examples."""
   linen = sys.modules.get("flax.linen")
   # If Flax was never imported, the loss has no layer of it.
   if linen is None:

@@ -1,8 +1,8 @@
 """Values under `shard_map` that differ between devices, even if they are equal.
 
-JAX adds up, over the devices, the gradient of a value that is the same on all of them. For
-a gradient that must be clipped example by example that is too early: so parameters (and
-taps) are first marked as each device's own.
+JAX adds up, over the devices, the gradient of a value that is the same on all of them. That is too
+early for gradients that must first be clipped example by example. So parameters (and taps) are
+first marked as different on each device.
 """
 
 from __future__ import annotations

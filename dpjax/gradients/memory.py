@@ -8,11 +8,11 @@ the sum counts twice, as its roundings are kept beside it):
 | tapped | max(R + A' + G, A + G + H) + W                 |
 | vmap   | R + 2.6 P: the stacked gradients, and copies   |
 
-R: what the forward pass keeps for the backward one, as JAX's own trace has it. A and G:
-operands and cotangents of all sites; outside of a scan an operand is a part of R already,
-in a scan it is stacked once more (A'). H: products and gradients that are held, beyond what
-can be freed for them. W: the largest that is formed for a norm and freed. P: the
-parameters in float32.
+R: what JAX's own trace of the forward pass keeps for the backward pass. A and G: operands and
+cotangents of all sites; outside of a scan an operand is already a part of R, in a scan it is
+stacked once more (A'). H: products and gradients that are held for the sum, beyond what can be
+freed for them. W: the largest array that is formed for a norm and then freed. P: the parameters
+in float32.
 
 XLA reuses what the model counts twice: against its account of its temporaries (CPU,
 float32, workloads of the benchmark) the estimate was 1.2 to 1.7 times as much on the tapped
@@ -103,8 +103,8 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
   """Returns the microbatch whose estimated temporaries fit in `budget` bytes; None: the
   batch.
 
-  The largest that fits, or up to twice as many smaller ones where these leave fewer slots
-  empty in the last.
+  It is the largest that fits, or a smaller one that needs less padding in the last pass. A
+  smaller one takes at most twice as many passes.
 
   Raises:
     UserError: not even one example fits.

@@ -20,7 +20,7 @@ from dpjax.types import ArrayTree, ClippedSum
 
 
 def filled(tree: ArrayTree, rows: int) -> Any:
-  """Pads leaves [B, ...] -> [rows, ...] with zeros; keys with the last one.
+  """Pads leaves [B, ...] -> [rows, ...] with zeros; random keys with the last key.
 
   >>> filled(jnp.array([True, True]), 3)
   Array([ True,  True, False], dtype=bool)

@@ -73,14 +73,14 @@ def _check_params(params: Any) -> None:
 def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
   """Wraps gradients that you computed per example for a private transform.
 
-  The explicit way for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it
-  states that row i of every leaf depends on example i alone, and no other row on that example.
-  Nothing can check that, but the guarantee depends on it. Sealed gradients that are joined from
-  several computations, such as parts of a batch or several devices, go through it, too.
+  Use it for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it states that
+  row i of every leaf depends on example i alone, and that no other row depends on that example.
+  Nothing can check this, but the guarantee depends on it. Use it, too, to join gradients of
+  several computations, such as parts of a batch or several devices.
 
   Args:
     grads: leaves [B, *param], real floating point.
-    mask: [B] bool, False for padding, or True; None where the transform is given it.
+    mask: [B] bool, False for padding; True: no padding; None: the transform gets the mask.
 
   Raises:
     UserError: a leaf that is not real floating point; a mask that is not bool.
@@ -104,18 +104,17 @@ def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
 def per_example_grads(
   loss_fn: LossFn,
 ) -> Callable[[Params, Any], tuple[Array, PerExampleGrads]]:
-  """Gradient of each example's loss separately.
+  """Returns a function that computes the gradient of each example's loss separately.
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example (no batch axis).
 
   Returns:
     `(params, batch) -> (losses [B], grads)`. Neither is private: pass the gradients to
-    `plan.transform` or `dpjax.clip_and_noise`, with the batch's mask; those of a
-    `dpjax.types.Batch` know it. They are sealed: `grads.arrays` is the tree of leaves
-    [B, *param] to look at, in float32 where the parameter's own type is less. Rows of
-    padding have gradients like any other. A row that is given twice to a private transform
-    raises, or gives NaN under jit.
+    `plan.transform` or `dpjax.clip_and_noise`, with the batch's mask. Gradients of a
+    `dpjax.types.Batch` already hold its mask. They are sealed: read `grads.arrays`, a tree of
+    leaves [B, *param] in at least float32. Rows of padding have gradients like any other. A
+    private transform that gets a row twice raises, or gives NaN under jit.
 
   Raises:
     UserError: a parameter that is not real floating point, a loss that is not a scalar.
@@ -138,7 +137,7 @@ def per_example_grads(
 
 
 def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Params]]:
-  """`per_example_grads` as bare arrays, for code that clips them itself."""
+  """Returns `per_example_grads` with bare arrays, for code that clips them itself."""
   check_callable(loss_fn)
 
   def grads(params: Params, batch: Any) -> tuple[Array, Params]:
@@ -286,7 +285,7 @@ class ClippedGrad:
     # A UserError is a ValueError, too, and explains itself.
     except validate.UserError:
       raise
-    # JAX raises these without a derivative, or without a rule for a batch.
+    # JAX raises these for an operation without a derivative or without a batching rule.
     except (ValueError, NotImplementedError) as error:
       explain_failure(self.loss_fn, params, batch, error)
       raise
@@ -310,19 +309,19 @@ def clipped_grad(
       or a tree of bounds that is a prefix of the parameters, one per group of parameters
       (see `allocate_clip_norms`); or a `Clip`, which also names the rule. Its schedule is for
       the transform: here the norms are those of the first step.
-    method: "vmap" stacks a gradient per example; "ghost" does where it has no rule (see
-      `dpjax.gradients.ghost.route`, and `explain` for its choices); "auto" is "ghost" wherever
-      that can gain. All are exact: the same sum to rounding.
+    method: "vmap" stacks a gradient per example; "ghost" forms one only for parameters without
+      a cheaper rule (see `dpjax.gradients.ghost.route`, and `explain` for its choices); "auto" is
+      "ghost" wherever that can gain. All give the same sum to rounding.
     microbatch_size: examples held in memory at a time; None for the whole batch. It
       changes memory and speed only, never the result or the sensitivity.
     rescale_to_unit_norm: divide each group by its own bound, so that one example's
       contribution has norm <= 1 (<= sqrt(number of groups) for per-layer bounds).
-    memory_budget: bytes, in place of `microbatch_size`: the largest microbatch is taken
-      whose estimated temporaries fit (`dpjax.gradients.memory`; parameters, batch and
-      result come on top). UserError where by that estimate one example does not fit.
+    memory_budget: bytes, in place of `microbatch_size`: chooses a microbatch whose estimated
+      temporaries fit (`dpjax.gradients.memory`; parameters, batch and result come on top).
+      UserError if by that estimate not even one example fits.
     mesh: devices that share the examples (`dpjax.gradients.device_mesh`), for use under jit;
-      microbatch and memory are those of each device. The sum is the same to rounding; norms,
-      losses and mask have a row for each padded one, where the devices do not divide B.
+      microbatch and memory are those of each device. The sum is the same to rounding. If the
+      devices do not divide B, norms, losses and mask also have entries for padding.
 
   Returns:
     A callable `(params, batch, mask) -> ClippedSum` with

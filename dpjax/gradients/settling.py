@@ -2,9 +2,9 @@
 
 XLA may compute a value anew inside each fusion that reads it, with other roundings (fused
 multiply-add, more digits of half precision). Where terms cancel, a norm and the sum that it
-bounds would then belong to different gradients. An optimization barrier ends that on accelerators.
-XLA's CPU backend drops barriers before it fuses, but it looks through no conditional whose outcome
-it cannot tell. A GPU's program would wait for the host at such a conditional.
+bounds would then belong to different gradients. On accelerators an optimization barrier prevents
+that. XLA's CPU backend drops barriers before it fuses, but does not fuse through a conditional
+whose outcome it cannot tell. A GPU's program would wait for the host at such a conditional.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dpjax.types import ArrayTree
 def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   """Calls fn(tree), where fn sees every array of the tree as it is in memory.
 
-  Outside of a trace nothing is fused, and under an outer `jax.vmap` a CPU's conditional is no
-  longer one: there this is an ordinary call.
+  Outside of a trace this is an ordinary call, since nothing is fused there. Under an outer
+  `jax.vmap` it is one on a CPU, too: JAX turns the conditional into a select.
 
   >>> float(jax.jit(lambda x: on_settled(jnp.sum, x * 2.0))(jnp.ones(3)))
   6.0

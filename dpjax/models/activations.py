@@ -17,7 +17,7 @@ Activation = str | Sequence | Callable[[jax.Array], jax.Array]
 def tempered_sigmoid(
   x: jax.Array, scale: float = 2.0, inverse_temp: float = 2.0, offset: float = 1.0
 ) -> jax.Array:
-  """scale * sigmoid(inverse_temp * x) - offset; the default is tanh.
+  """Returns scale * sigmoid(inverse_temp * x) - offset; the default is tanh.
 
   Bounded activations keep per-example gradients small, so that clipping removes less
   (Papernot et al. 2021, "Tempered sigmoid activations for deep learning with

@@ -49,10 +49,10 @@ class BertBlock(nn.Module):
 
 
 def encoded(bert: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Applies the layers of BERT within a module that is being called.
+  """Applies the layers of BERT inside the `__call__` of a module.
 
   Args:
-    bert: the module, with the sizes of `Bert`; the layers become its own.
+    bert: that module, with the sizes of `Bert`; the layers become part of it.
     tokens: [B, T].
 
   Returns:
@@ -80,9 +80,9 @@ def encoded(bert: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
 class Bert(nn.Module):
   """BERT with a linear head on its pooled first token: tokens [B, T] -> logits.
 
-  The default is BERT-tiny (two layers of width 128). Tokens are ids of the file's own
-  vocabulary, [CLS] first; those equal to 0, [PAD], are attended to by none. All are of the first
-  segment. There is no dropout.
+  The default is BERT-tiny (two layers of width 128). Tokens are ids of the weights' own
+  vocabulary, [CLS] first. No token attends to a token 0, [PAD], except in the first place. All
+  tokens are of the first segment. There is no dropout.
 
   Raises:
     UserError: tokens are not integers of shape [B, T] with T <= max_length.
@@ -134,9 +134,9 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
 
   Args:
     path: tensors of F32, F16 or BF16, with or without the prefix "bert.". Heads of its
-      pretraining (`cls.`) are passed over.
-    params: first parameters of the model. Its last layer stays where the file has none, or one
-      of other classes.
+      pretraining (`cls.`) are skipped.
+    params: first parameters of the model. The last layer keeps these if the file has none, or one
+      for another number of classes.
 
   Raises:
     UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of

@@ -23,7 +23,7 @@ from dpjax.models import weight_files
 from dpjax.types import Params
 from dpjax.validate import UserError, first_line
 
-# Types of parameters. Others may lie beside them, such as a count of steps.
+# Types that a parameter may have. A checkpoint may also hold others, such as a count of steps.
 _DTYPES = {
   "float16": np.float16,
   "float32": np.float32,
@@ -32,7 +32,7 @@ _DTYPES = {
 }
 # State that a model of dpjax does not have: without it a layer would compute something else.
 _COLLECTIONS = ("batch_stats", "cache")
-# Numbers of Flax for what msgpack itself does not know.
+# Codes of Flax for types that msgpack does not know.
 _ARRAY = 1
 _COMPLEX = 2
 _SCALAR = 3
@@ -57,9 +57,9 @@ def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
 
   Args:
     path: a msgpack file, an Orbax folder, or a folder of checkpoints, of which the newest is
-      read. Parameters are the whole of it, or stand under "params".
-    params: first parameters of the model. The last layer, `head`, stays where the file has
-      none, or one of other classes.
+      read. Its whole tree, or the part under "params", is the parameters.
+    params: first parameters of the model. The last layer, `head`, keeps these if the file has
+      none, or one for another number of classes.
 
   Returns:
     Parameters in the structure and the types of `params`.
@@ -96,11 +96,11 @@ def read(
 
   Args:
     path, params: those of `load_checkpoint`.
-    label: how an error begins.
+    label: start of an error message.
 
   Returns:
-    (arrays by the model's names, without the last layer where it begins afresh; names of the
-    parameters that begin afresh)
+    (arrays by the model's names, without a last layer that does not fit; names of the parameters
+    that keep their first values)
 
   Raises:
     UserError: those of `load_checkpoint`.
@@ -182,7 +182,7 @@ def _numbers(entry: _Stored) -> np.ndarray:
 
 def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
   """Returns what a msgpack file holds by path, without making numbers of it."""
-  # Few runs need it.
+  # Imported here, since few runs need it.
   import msgpack
 
   content = weight_files.content_of(path, label)
@@ -313,10 +313,10 @@ def _orbax(folder: str, label: str) -> dict[tuple[str, ...], Any]:
 def _orbax_arrays(
   folder: str, paths: Mapping[str, tuple[str, ...]], label: str
 ) -> dict[str, np.ndarray]:
-  """Reads arrays of an Orbax folder on the host, wherever they lay when they were saved.
+  """Reads arrays of an Orbax folder to the host, whatever devices they were saved from.
 
   Args:
-    paths: name -> path in the folder's tree, of those that are read.
+    paths: name -> path in the folder's tree, for each array to read.
   """
   orbax = _orbax_library(label)
   as_numpy = orbax.RestoreArgs(restore_type=np.ndarray)

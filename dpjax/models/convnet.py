@@ -25,8 +25,9 @@ def check_images(x: jax.Array) -> None:
 
 
 def resized(x: jax.Array, size: int | None) -> jax.Array:
-  """Returns images of three colours of size x size, each from its own: [b, H, W, 1 or 3] ->
-  [b, size, size, 3]. None leaves height and width as they are.
+  """Resizes each image by itself, with three colours: [b, H, W, 1 or 3] -> [b, size, size, 3].
+
+  None leaves height and width as they are.
 
   Raises UserError for other colours.
 

@@ -24,9 +24,9 @@ def dense_layers(
   *,
   zero_head: bool = False,
 ) -> jax.Array:
-  """Applies layers `dense_i` and the linear `head` to flattened x [B, ...]: logits [B, K]
-  of at least float32. Call it in a module's `__call__`; the layers belong to that module.
-  `zero_head`: the head starts from zeros."""
+  """Applies layers `dense_i` and the linear `head` to flattened x [B, ...], and returns logits
+  [B, K] of at least float32. Call it in a module's `__call__`; the layers belong to that module.
+  With `zero_head` the head starts from zeros."""
   x = x.reshape(x.shape[0], -1)
   for i, width in enumerate(sizes):
     layer = nn.Dense(width, dtype=dtype, name=f"dense_{i}")
@@ -43,9 +43,9 @@ class Mlp(nn.Module):
 
   Inputs are flattened. `features` are the hidden widths, `dtype` the compute dtype
   (parameters and logits stay at least float32), `dropout` the share of hidden values that a
-  training step leaves out: `apply(params, x, train=True, rngs={"dropout": key})`. `zero_head`
-  starts the last layer from zeros: a linear model then holds nothing but what it was taught,
-  which counts where noise allows few steps.
+  training step drops: `apply(params, x, train=True, rngs={"dropout": key})`. `zero_head` starts
+  the last layer from zeros. A linear model then has no random weights to unlearn, which helps if
+  noise allows only few steps.
 
   >>> import jax.numpy as jnp
   >>> model = Mlp(features=(16,), num_classes=3)

@@ -1,9 +1,9 @@
 """Convolutional networks that rotate and mirror with their images (Cohen & Welling 2016).
 
 A feature map of a group G of turns and mirrors has one channel for every feature and every
-element of G, [B, H, W, C * |G|], the element running fastest. A layer's weights are shared by
-all elements: turning the image turns the maps and exchanges those channels, exactly. Fewer
-parameters, of larger gradients each, suit noise (Hölzl et al. 2023, arXiv 2301.13104).
+element of G, [B, H, W, C * |G|], with the element varying fastest. All elements share a layer's
+weights: turning the image exactly turns the maps and permutes those channels. There are fewer
+parameters with larger gradients, which suits noise (Hölzl et al. 2023, arXiv 2301.13104).
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class GroupConv(nn.Module):
 
   Args:
     lifting: the input is an image, [B, H, W, C]; else a map of the group, [B, H, W, C * |G|].
-    stride: 1 wants an odd kernel and 2 an even one, which alone lie centred on the pixels
-      that they produce; with 2 the sides must be even. Zero padding keeps H / stride.
+    stride: 1 needs an odd kernel and 2 an even one, so that kernels are centred on their outputs;
+      with 2 the sides of the image must be even. With zero padding, outputs have H / stride rows.
 
   Guarantee: a turned or mirrored image gives the turned and permuted output, exactly, since
   the kernel of the element g is that of the identity, acted on by g.
@@ -151,16 +151,16 @@ def _check_even(shape: tuple[int, ...], stride: int) -> None:
 class EquivariantCnn(nn.Module):
   """A small CNN whose layers rotate and mirror with the image: images -> logits.
 
-  A lifting convolution and group convolutions of `filters[i]` features each, `strides[i]`,
-  maxima of 2x2 after those whose number, from 1, is in `pool_after`; then the maximum over
-  the group, the mean over positions, and a linear head. Logits of a turned or mirrored image
-  are the same; `invariant=False` gives the head all positions instead of their mean: the
-  layers are as before, the logits may depend on the way an image is up.
+  Convolution i, the lifting one and then group convolutions, has `filters[i]` features and stride
+  `strides[i]`. A 2x2 max-pool follows those whose number, from 1, is in `pool_after`. Then come
+  the maximum over the group, the mean over positions, and a linear head. Logits of a turned or
+  mirrored image are the same. With `invariant=False` the head gets all positions instead of their
+  mean, and the logits may depend on the orientation.
 
   Args:
     group: "D4" (turns and mirrors), "C4" (turns), "C1" (none: an ordinary network).
-    first_kernel: size of the lifting kernel, even where its stride is 2; the others are
-      3x3, and 4x4 with stride 2.
+    first_kernel: size of the lifting kernel, odd for stride 1 and even for stride 2. The other
+      kernels are 3x3, or 4x4 with stride 2.
     num_groups: number of groups of channels. Before each activation, each group is standardised
       over positions and the whole symmetry group, in each example alone; None: no
       normalisation.

@@ -41,15 +41,14 @@ def load_gpt2(
 ) -> Params:
   """Loads the parameters of `model`, float32, from a safetensors file of GPT-2's layout.
 
-  Names may begin with "transformer."; buffers of the causal mask are passed over. With tied
-  embeddings an `lm_head.weight` may stand in the file only if it is `wte.weight`.
+  Names may begin with "transformer."; buffers of the causal mask are skipped. With tied
+  embeddings the file may hold an `lm_head.weight` only if it equals `wte.weight`.
 
   Args:
     path: tensors of F32, F16 or BF16; https://huggingface.co/openai-community/gpt2 has one.
     model: model with norm_epsilon=1e-5; its sizes decide which names and shapes are wanted.
-    first_id: the model's id of the file's first word: 1 for texts of a tokenizer that leaves 0
-      to the padding. Lower ids get the embedding of the file's last word, in GPT-2 the end of
-      text.
+    first_id: the model's id of the file's first word: 1 if the tokenizer keeps 0 for the padding.
+      Lower ids get the embedding of the file's last word, which in GPT-2 is the end of text.
 
   Raises:
     UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
@@ -94,7 +93,7 @@ def save_gpt2(
   read them: float32. Metadata hold the number of heads and the epsilon of the norms.
 
   Args:
-    first_id: the first id that is written, as 0: that of `load_gpt2`.
+    first_id: the model's id that becomes the file's id 0, as in `load_gpt2`.
 
   Raises:
     UserError: parameters of another model; the library is not installed.

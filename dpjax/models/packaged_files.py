@@ -26,9 +26,9 @@ def read(
     place: of the file, in the package's folder.
     sha256: of the known file.
     network: whose file it is, for messages.
-    absent: the message where the package is not installed.
+    absent: message if the package is not installed.
     what: the file in words, such as "the known weights".
-    remedy: what to do where it is another one.
+    remedy: advice if the file is another one.
 
   Raises:
     UserError: no such package or file, or another file.
@@ -44,7 +44,7 @@ def read(
     raise UserError(
       f"cannot be read ({error.strerror})", field="features", value=str(path)
     ) from error
-  # Of the bytes that are used, so that nothing can come between.
+  # The very bytes that are used are hashed, so that the file cannot change in between.
   seen = hashlib.sha256(content).hexdigest()
   if seen != sha256:
     raise UserError(

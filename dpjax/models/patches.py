@@ -5,13 +5,13 @@ normalised, described by its largest whitened axes, and compared with every word
 threshold is averaged over a 2x2 grid (Coates, Ng and Lee 2011, "An analysis of single-layer
 networks in unsupervised feature learning"; Coates and Ng 2011, "The importance of encoding versus
 training with sparse coding and vector quantization"). The square roots of these averages are
-standardised within each image. They are then brought to 2,500 directions of equal size, by the
-covariance that they have on the same random images: steps of a linear model gain as much in each
+standardised within each image. A linear map then brings them to 2,500 directions of equal size,
+by their covariance on the same random images. So steps of a linear model gain as much in each
 direction, and fewer directions hold less noise.
 
 All that is learnt here follows from random numbers. So neighbouring data sets have neighbouring
-features, which cost no privacy and assume nothing of the data (as in Tang et al. 2023, "learning
-priors from random processes", arXiv:2306.06076).
+features, which cost no privacy (as in Tang et al. 2023, "learning priors from random processes",
+arXiv:2306.06076).
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
   """Learns the dictionary and the directions from random images.
 
   Args:
-    images: [n, H, W, C] in [0, 1], of nobody's data: such as the "random_process" of
-      `dpjax.data.load`. What is learnt from private images is not public.
+    images: [n, H, W, C] in [0, 1], of nobody's data, such as the "random_process" of
+      `dpjax.data.load`. A network that is learnt from private images is not public.
     words: size of the dictionary.
 
   Returns:
     A network with DIRECTIONS directions, or as many as the features and images have. They are
-    those of mirrored features, also for features that are not.
+    learnt from mirrored features, and serve features without mirroring, too.
 
   Raises:
     UserError: no such images, fewer than two or all of one colour each, or no word.
@@ -125,16 +125,16 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
   averages = [np.asarray(_averages(*held, chunk, mirrored=True)) for chunk in chunks]
   features = np.concatenate(averages)[: len(images)].astype(np.float64)
   centre = features.mean(axis=0)
-  # As many independent differences as there are images but one.
+  # n images have at most n - 1 independent differences from their mean.
   count = min(DIRECTIONS, len(features) - 1)
   directions = _short(_whitening(features - centre, count, _DIRECTION_FLOOR))
   return PatchNetwork(mean, axes, dictionary, centre.astype(np.float32), directions)
 
 
 def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-  """Draws patches [n, p] at random places of random images, of mean 0 and variance 1 each.
+  """Draws patches [n, p] at random places of random images, each of mean 0 and variance 1.
 
-  Patches of nearly one colour stay smaller.
+  Patches of nearly one colour get a smaller variance.
   """
   count, height, width, _ = images.shape
   which = random.integers(count, size=_PATCHES)
@@ -174,7 +174,8 @@ def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
 def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> np.ndarray:
   """Returns words [q, k] of norm 1 by spherical k-means, after Coates and Ng (2012, section 2).
 
-  A point joins the word that it is most alike; there it may also join one that it is opposite to.
+  A point joins the word that it is most alike. In the paper it may also join one that it is
+  opposite to.
 
   Args:
     points: [n, q], of mean 0.
@@ -330,8 +331,8 @@ def _averages(
       values = (values + averages(image[:, ::-1])) / 2
     return pooling.standardized_roots(values)
 
-  # One image at a time: its maps fit into a cache, which is four times as fast on a CPU; and its
-  # rounding cannot depend on where it stands.
+  # One image at a time: its maps fit into a CPU's cache, which is four times as fast. And its
+  # rounding cannot depend on its place in the batch.
   return jax.lax.map(features, x)
 
 

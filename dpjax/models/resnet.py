@@ -30,11 +30,10 @@ _BOTTLENECK = 4  # a block's outputs / its inner width
 class ResNet(nn.Module):
   """Residual network without norms: images [B, H, W, C] -> logits [B, num_classes].
 
-  The default is ResNet-18; ResNet-50 has depths=(3, 4, 6, 3) and bottleneck=True. It is meant
-  for `load_resnet`: without published weights it has nothing that keeps its scale. Images are
-  resized to `image_size` by the model, each by itself (0: left as they are). torchvision's
-  weights want pixels minus (.485, .456, .406), over (.229, .224, .225), which the model applies
-  to pixels in [0, 1].
+  The default is ResNet-18; ResNet-50 has depths=(3, 4, 6, 3) and bottleneck=True. Use it with
+  `load_resnet`: random weights would need norms to keep activations in scale. The model resizes
+  each image to `image_size` (0: leaves it as it is). It expects pixels in [0, 1], from which it
+  subtracts (.485, .456, .406) and which it divides by (.229, .224, .225), as torchvision does.
 
   >>> model = ResNet(num_classes=3, depths=(1, 1), features=4, image_size=0)
   >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
@@ -107,8 +106,8 @@ def load_resnet(path: str | os.PathLike[str], model: ResNet, params: Params) -> 
   Args:
     path: tensors of F32, F16 or BF16, by torchvision's names (`layer1.0.conv1.weight`).
       Running means and variances are folded into the convolutions.
-    params: first parameters of the model. Its last layer stays where the file has none, or one
-      of other classes.
+    params: first parameters of the model. The last layer keeps these if the file has none, or one
+      for another number of classes.
 
   Raises:
     UserError: one line: no such file, or none of safetensors; norms without running statistics,

@@ -25,9 +25,9 @@ from dpjax.validate import UserError
 def group_standardize(
   x: jax.Array, num_groups: int | None, epsilon: float = 1e-5
 ) -> jax.Array:
-  """Zero mean and unit variance over each group of channels of each example.
+  """Brings each group of channels of each example to zero mean and unit variance.
 
-  GroupNorm without learnt scale or offset. [B, h, w, C] -> [B, h, w, C]; a group is
+  This is GroupNorm without learnt scale or offset: [B, h, w, C] -> [B, h, w, C]. A group is
   C / num_groups consecutive channels at all positions; None leaves x as it is.
 
   Raises:
@@ -50,10 +50,10 @@ def group_standardize(
   return (centred * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
 
 
-# One program for each number of groups: a server asks for small blocks again and again.
+# Compiled once for each number of groups, since a server standardises many small blocks.
 @functools.cache
 def _standardizer(num_groups: int) -> Callable[[np.ndarray], jax.Array]:
-  # One by one: compiled for all examples at once, rounding depends on their number.
+  # One by one: in a program for all examples at once, rounding would depend on their number.
   def alone(x: jax.Array) -> jax.Array:
     return group_standardize(x[None], num_groups)[0]
 

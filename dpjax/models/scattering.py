@@ -120,7 +120,7 @@ def _row_operators(hat: np.ndarray, entry: np.ndarray, stride: int) -> np.ndarra
 
 
 def _angle_operators(hats, entry, stride: int) -> np.ndarray:
-  """[F, P1, P2] filters -> [K, 2*2, H', F, 2*H], 2*2 = (re, im) of output and filter."""
+  """Makes filters [F, P1, P2] -> [K, 2*2, H', F, 2*H], 2*2 = (re, im) of output and filter."""
   half = hats.shape[2] // 2 + 1
   # hat(-k): sum and difference give the filter's real and imaginary part.
   mirrored = np.roll(hats[:, ::-1, ::-1], 1, axis=(1, 2))
@@ -197,7 +197,7 @@ _product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 def _modulus(bank: _Bank, planes: jax.Array) -> jax.Array:
-  """|planes * psi| for every angle of a bank: [W, H, ...] -> [W', H', F, ...]."""
+  """Returns |planes * psi| for every angle of a bank: [W, H, ...] -> [W', H', F, ...]."""
   half, _, rows, num_angles, depth = bank.angles.shape
   trailing = planes.shape[2:]
   spectrum = _product("kw,wn->kn", bank.forward, planes.reshape(planes.shape[0], -1))
@@ -210,7 +210,7 @@ def _modulus(bank: _Bank, planes: jax.Array) -> jax.Array:
 
 
 def _smooth(low: _Lowpass, planes: jax.Array) -> jax.Array:
-  """planes * phi on the output grid: [W, H, ...] -> [W_out, H_out, ...]."""
+  """Returns planes * phi on the output grid: [W, H, ...] -> [W_out, H_out, ...]."""
   return _product(
     "hj,wj...->wh...", low.rows, _product("wi,ij...->wj...", low.columns, planes)
   )
@@ -242,9 +242,9 @@ def _transform(plan: _Plan, images: jax.Array) -> jax.Array:
 def _transform_each(plan: _Plan, images: jax.Array) -> jax.Array:
   """Returns `_transform` of each image by itself.
 
-  In one product of all images, the place of an image decides how its last bits are rounded. A
-  record more or fewer would move others to other places, and so their features. A loop over images
-  is as fast on a CPU.
+  In one product of all images, the place of an image decides how its last bits are rounded. One
+  record more or fewer would shift others to other places, and so change their features. A loop over
+  images is as fast on a CPU.
   """
   return jax.lax.map(lambda image: _transform(plan, image[None])[0], images)
 
@@ -252,8 +252,8 @@ def _transform_each(plan: _Plan, images: jax.Array) -> jax.Array:
 def opponent_colours(images: HostArray) -> np.ndarray:
   """[..., 3] red, green, blue -> [..., 3] light, red - blue, red + blue - 2 green; orthonormal.
 
-  The colours of a photograph are strongly correlated, these hardly: edges of light and edges of
-  colour become features of their own.
+  Red, green and blue of a photograph are strongly correlated. These three hardly are, so edges of
+  light and edges of colour become separate features.
 
   >>> bool(np.allclose(opponent_colours(np.ones((1, 3))), [[3**0.5, 0.0, 0.0]], atol=1e-6))
   True
@@ -325,10 +325,9 @@ def scattering_features(
     x: float images [n, H, W, C].
     J: log2 of the scale; L: number of angles.
     batch_size: images per chunk; by default what suits the platform.
-    mirrored: the mean of the features of an image and of its mirror image (left is right). A
-      linear model on them scores both alike, and half of the noise in its weights has no
-      direction to act in.
-    colours: rgb: as they are; opponent: of `opponent_colours`, for images of three.
+    mirrored: average the features of an image and of its mirror image (left is right). A linear
+      model scores both alike, so half of the noise in its weights has no effect.
+    colours: "rgb": as they are; "opponent": `opponent_colours`, for images of three colours.
     dtype: of the result. float16 halves its size and keeps three digits.
     progress: called as progress(images done, n) after each chunk.
 
@@ -336,8 +335,8 @@ def scattering_features(
     [n, H // 2**J, W // 2**J, num_channels(J, L) * C], see `scattering`. In float32, 60,000
     images take 0.95 GB at 28x28x1 and 3.7 GB at 32x32x3.
 
-  Guarantee: a row of the result is a function of the same row of `x` alone, bit by bit, wherever
-  it stands and whatever stands beside it.
+  Guarantee: a row of the result is a function of the same row of `x` alone, bit by bit, whatever
+  its place and the other rows.
 
   Raises:
     UserError: as `scattering`; unknown colours, opponent ones of other than three.
@@ -411,18 +410,18 @@ def scattering_chunks(
 def typical_scales(
   shape: tuple[int, int, int], *, J: int = 2, L: int = 8, colours: str = "rgb"
 ) -> np.ndarray:
-  """Size of each scattering channel of images in general, from no data at all.
+  """Returns the typical size of each scattering channel of images, from no data at all.
 
-  The root mean square over synthetic images of unit variance whose amplitudes fall as
-  1 / frequency, as those of photographs do (Field 1987), with phases of a fixed seed. A
-  channel of the second order is tens of times smaller than the low-pass. Divided by these,
-  those of CIFAR-10 but for the low-pass differ by a factor of 2 (24 before), so that one
-  noise on all of them suits all.
+  It is the root mean square over synthetic images of unit variance. Their amplitudes fall as
+  1 / frequency, as those of photographs do (Field 1987), with phases of a fixed seed. A second
+  order channel is tens of times smaller than the low-pass. CIFAR-10's channels, except the
+  low-pass, differ by a factor of 24, and of 2 after division by these sizes. So noise of one size
+  suits them all.
 
   Args:
     shape: (H, W, C) of an image.
-    colours: opponent: light is (1 + 2 * .9) / (1 - .9) times as variable as the two others, as
-      where two of red, green and blue have a correlation of .9.
+    colours: with "opponent", light has (1 + 2 * .9) / (1 - .9) times the variance of the other two,
+      as if any two of red, green and blue had a correlation of .9.
 
   Returns:
     [num_channels(J, L) * C], positive, in the order of `scattering`; not to be written to.

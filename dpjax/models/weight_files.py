@@ -1,7 +1,7 @@
 """Weights of other libraries in safetensors files: names, shapes and values, checked.
 
-A file is read, never executed. A loader says from which tensors each parameter is made
-(`Origin`); `parameters` compares that with the file and refuses it in one line.
+A file is read, never executed. A loader says from which tensors each parameter is made (`Origin`).
+`parameters` checks the file against that, and raises a UserError of one line if it does not fit.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read(
 def tensors(
   data: bytes, label: str, bare: Callable[[str], str], passed_over: re.Pattern[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """Returns what `read` returns, of the bytes of a file; `label`: how an error begins."""
+  """Returns the result of `read` for the bytes of a file; `label`: start of an error message."""
   reader = library()
   try:
     entries = reader.deserialize(data)
@@ -150,14 +150,15 @@ def parameters(
 ) -> Params:
   """Makes the parameters of a model from the tensors of a file, float32.
 
-  The last layer keeps its value of `begun` where the file has none, or one of other classes.
+  The last layer keeps its value of `begun` if the file has none, or one for another number of
+  classes.
 
   Args:
-    held: tensors by name, without those that are passed over.
-    sources: of each parameter.
+    held: tensors by name, without those that are skipped.
+    sources: `Origin` of each parameter.
     wanted: shape of each parameter.
     begun: first parameters of the model, {"params": ...}.
-    label: how an error begins.
+    label: start of an error message.
 
   Raises:
     UserError: a tensor too few or too many, of another shape, or not finite.
@@ -187,25 +188,25 @@ def parameters(
         raise UserError(f"{label}: {have}, the model wants {shape}")
       finite(held[name], name, label)
     value = source.combine([held[name].astype(np.float32) for name in source.names])
-    # Variances of almost zero, or below it, overflow in what is made of them.
+    # A parameter that is folded from a variance near or below zero may overflow or be NaN.
     finite(value, "/".join(path), label)
     flat[path] = jnp.asarray(value)
   return {"params": traverse_util.unflatten_dict(flat)}
 
 
 def same(name: str) -> Origin:
-  """The tensor itself."""
+  """Returns the origin of a parameter that is one tensor as it is."""
   return Origin((name,), lambda shape: [shape], lambda arrays: arrays[0])
 
 
 def joined(*names: str) -> Origin:
-  """Vectors, one behind the other."""
+  """Returns the origin of a vector: these vectors, concatenated."""
   count = len(names)
   return Origin(names, lambda shape: [(shape[0] // count,)] * count, np.concatenate)
 
 
 def linear(*names: str) -> Origin:
-  """A kernel [in, out] from torch's weights [out, in], their outputs one behind the other."""
+  """Returns the origin of a kernel [in, out]: torch's weights [out, in], outputs concatenated."""
   count = len(names)
   return Origin(
     names,
@@ -215,7 +216,7 @@ def linear(*names: str) -> Origin:
 
 
 def of_norm(layer: Path, name: str) -> dict[Path, Origin]:
-  """Scale and bias of a LayerNorm."""
+  """Returns the origins of scale and bias of a LayerNorm."""
   return {
     (*layer, "scale"): same(f"{name}.weight"),
     (*layer, "bias"): same(f"{name}.bias"),
@@ -223,7 +224,7 @@ def of_norm(layer: Path, name: str) -> dict[Path, Origin]:
 
 
 def of_dense(layer: Path, *names: str) -> dict[Path, Origin]:
-  """Kernel and bias of a dense layer, from one or several of torch's behind one another."""
+  """Returns the origins of a dense layer's kernel and bias, from one or several layers of torch."""
   return {
     (*layer, "kernel"): linear(*(f"{name}.weight" for name in names)),
     (*layer, "bias"): joined(*(f"{name}.bias" for name in names)),
@@ -231,14 +232,14 @@ def of_dense(layer: Path, *names: str) -> dict[Path, Origin]:
 
 
 def convolution(name: str) -> Origin:
-  """A kernel [h, w, in, out] from torch's weight [out, in, h, w]."""
+  """Returns the origin of a kernel [h, w, in, out]: torch's weight [out, in, h, w]."""
   return Origin(
     (name,), lambda shape: [_torch_shape(shape)], lambda arrays: _hwio(arrays[0])
   )
 
 
 def folded_kernel(name: str, norm: str, epsilon: float) -> Origin:
-  """A kernel [h, w, in, out] that holds the scale of a frozen batch norm behind it."""
+  """Returns the origin of a kernel [h, w, in, out], times the scale of the batch norm after it."""
 
   def combine(arrays: list[np.ndarray]) -> np.ndarray:
     weight, scale, variance = arrays
@@ -253,7 +254,7 @@ def folded_kernel(name: str, norm: str, epsilon: float) -> Origin:
 
 
 def folded_bias(norm: str, epsilon: float) -> Origin:
-  """The bias that a frozen batch norm leaves behind a convolution without one."""
+  """Returns the origin of a convolution's bias, made from the frozen batch norm after it."""
 
   def combine(arrays: list[np.ndarray]) -> np.ndarray:
     bias, mean, scale, variance = arrays

@@ -23,7 +23,7 @@ from dpjax.validate import UserError
 def standardize_kernel(
   kernel: jax.Array, gain: jax.Array, epsilon: float = 1e-4
 ) -> jax.Array:
-  """gain * (W - mean) / sqrt(fan_in * var), per output channel.
+  """Returns gain * (W - mean) / sqrt(fan_in * var), per output channel.
 
   `kernel` is [kh, kw, c_in, c_out] and `gain` [c_out]; mean and variance run over the
   fan_in = kh * kw * c_in inputs, so that every output channel has squared norm gain**2

@@ -5,8 +5,8 @@ The private gradient is the critic's alone, as in Xie et al. 2018 (DP-GAN, arXiv
 generator learns from the critic's noisy parameters and from public random numbers. So its steps,
 its parameters and all its samples are post-processing.
 
-The random numbers of the pairs are secret. An example that joins a batch moves the others to other
-places. If the keys of the places were known, it would change the gradients of all of them.
+The random numbers of the pairs are secret. An example that joins a batch shifts the others to
+other places, which have other keys. If these keys were known, all gradients would change visibly.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def adversarial(
     critic_loss: `(critic, pair) -> scalar` for ONE pair.
     generator_loss: `(generator, critic, key) -> scalar`; it sees no example.
     plan: clip norm, noise and divisor of the critic's gradients; also yields the batches.
-    pair: `(generator, key, example) -> pair`: ONE example with what the generator makes to stand
-      beside it. It is called for each example by itself, so none moves the pair of another.
+    pair: `(generator, key, example) -> pair`: joins ONE example with an output of the generator.
+      It is called for each example separately, so no example changes the pair of another.
     critic_tx, generator_tx: optimizers.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
     public_key: typed key of the generator's random numbers. It may be known, so it must not follow
@@ -85,9 +85,10 @@ def adversarial(
   (`training.gradient_penalty`): then clipping bounds it, too. BatchNorm in the critic is refused.
 
   Raises:
-    UserError: a plan with slices, whose generator would move in the middle of a step; a public key
-      that follows from the noise key. At `init` and `step`: a generator that closes over an array,
-      or calls back into Python: both could be private data. At `step`: a `pair` that sees others.
+    UserError: a plan with slices, since the generator would move in the middle of a step; a public
+      key that follows from the noise key. At `init` and `step`: a generator that closes over an
+      array or calls back into Python, since it could read private data. At `step`: a `pair` through
+      which one example could reach another.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
@@ -128,7 +129,7 @@ def adversarial(
   def init(critic: Params, generator: Params) -> AdversarialState:
     # Copied, so that the caller's parameters survive donation.
     generator = jax.tree.map(jnp.copy, generator)
-    # What the optimizer's first state holds reaches the generator, too.
+    # The optimizer's first state reaches the generator, so it must not hold private data.
     check(generator_tx.init, generator)
     opt_state = generator_tx.init(generator)
     check(generator_step, critic, public_key, (generator, opt_state))
@@ -152,7 +153,7 @@ def adversarial(
     # Neither the batch nor its mask, whose sum is a secret, reaches the generator.
     moved = functools.partial(generator_step, critic.params, generator_key)
     before = (state.generator, state.generator_opt_state)
-    # Again, since a restored state has seen no `init`, and closures may have changed.
+    # Checked again: a restored state has not passed `init`, and closures may have changed.
     check(generator_step, critic.params, generator_key, before)
     if critic_steps == 1:
       generator, opt_state = moved(before)

@@ -17,7 +17,7 @@ AugmentFn = Callable[[Array, Array], Array]  # (key, x [H, W, C]) -> x [H, W, C]
 
 
 def shift(key: Array, x: Array, *, pixels: int = 4) -> Array:
-  """A random crop of the reflected image: each axis moves by at most `pixels`.
+  """Crops the reflected image at random: each axis moves by at most `pixels`.
 
   >>> shift(jax.random.key(0), jnp.ones((8, 8, 1))).shape
   (8, 8, 1)
@@ -79,7 +79,7 @@ AUGMENTATIONS: dict[str, AugmentFn] = {
 
 
 def augmented(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn:
-  """The loss of one example averaged over `augmult` augmented copies.
+  """Returns the loss of one example averaged over `augmult` augmented copies.
 
   Args:
     loss_fn: `(params, Example(x, y)) -> scalar`.

@@ -1,10 +1,10 @@
 """Contrastive learning without labels or privacy: alignment and uniformity of two views.
 
-Wang and Isola (2020, arXiv 2005.10242): two augmented views of an image shall lie together on
-the unit sphere, and all images shall be spread over it. The loss is one of a whole BATCH, in
-which every example pulls at the gradient of every other: no clip norm bounds what one of them
-does, so nothing here can be made private by clipping examples. It is for data that nobody
-owns, such as images of random processes (Baradad et al. 2021, arXiv 2106.05963).
+Wang and Isola (2020, arXiv 2005.10242) train two augmented views of an image to lie together on
+the unit sphere, and all images to be spread over it. The loss is that of a whole BATCH: every
+example changes the gradient of every other. No clip norm bounds that influence, so clipping
+examples cannot make anything here private. Use it for data that nobody owns, such as images of
+random processes (Baradad et al. 2021, arXiv 2106.05963).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def alignment(u: Array, v: Array, mask: Array) -> Array:
   """Mean over i of |u_i - v_i|^2: u and v [B, D] are two views of the same examples.
 
   Args:
-    mask: [B] bool, which examples there are; the others count for nothing.
+    mask: [B] bool; False is padding, which does not count.
 
   >>> here, there = jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 1.0]])
   >>> print(alignment(here, here, jnp.array([True])), alignment(here, there, jnp.array([True])))
@@ -56,8 +56,8 @@ def alignment(u: Array, v: Array, mask: Array) -> Array:
 def uniformity(u: Array, mask: Array) -> Array:
   """log of the mean over pairs i != j of exp(-2 |u_i - u_j|^2): u [B, D], of unit length.
 
-  From 0, all points in one place, down to that of the uniform distribution on the sphere; 0 where
-  there are fewer than two points.
+  It is 0 if all points coincide, and least if they are uniform on the sphere. With fewer than two
+  points it is 0.
 
   >>> ends = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
   >>> print(uniformity(ends, jnp.array([True, True])))  # -2 * 2^2
@@ -86,7 +86,7 @@ def alignment_and_uniformity(u: Array, v: Array, mask: Array) -> Array:
 
 
 def two_views(augment_fn: AugmentFn, keys: Array, x: Array) -> tuple[Array, Array]:
-  """Makes two augmented views of each example: [B, H, W, C] each, from one key of each [B].
+  """Makes two augmented views [B, H, W, C] of all examples, from one key each [B].
 
   >>> first, second = two_views(lambda key, x: x, jax.random.split(jax.random.key(0), 3),
   ...   jnp.ones((3, 8, 8, 1)))
@@ -136,8 +136,8 @@ def contrastive(
     ema_decay: keep an exponential average of the parameters.
 
   Returns:
-    `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`; of the
-    info, `mean_norm` is the norm of the one gradient, and nothing is clipped.
+    `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`. Nothing is
+    clipped, and `mean_norm` of the info is the norm of the batch's gradient.
 
   >>> from dpjax.types import Example
   >>> x = jnp.array([[1.0, 0.0], [1.0, 0.1]]).reshape(2, 1, 1, 2)

@@ -5,9 +5,9 @@
 | the teacher, public rows, random numbers | `distillation`       | the teacher's steps      |
 | private examples, and the teacher        | `joint_distillation` | each step, once for both |
 
-In the first the student is post-processing: it may take any number of steps. In the second one
-gradient holds the parts of both networks. It is clipped and gets noise as a whole, so one event
-covers both.
+In `distillation` the student is post-processing: it may take any number of steps. In
+`joint_distillation` one gradient holds the parts of both networks. It is clipped and gets noise as
+a whole, so one event covers both.
 
 Source: Hinton, Vinyals and Dean 2015 (arXiv:1503.02531) for distillation. Post-processing and
 clipping of a joint vector are those of DP-SGD (Abadi et al. 2016).
@@ -43,9 +43,9 @@ class DistillationState(NamedTuple):
 
 
 class Distillation(NamedTuple):
-  """The three functions of `distillation`; each says what it returns in its type.
+  """The three functions of `distillation`.
 
-  `init(teacher, student)` makes the state. `step(state, batch)` moves both networks, and
+  `init(teacher, student)` makes the state. `step(state, batch)` updates both networks, and
   `student_step(state)` the student alone.
   """
 
@@ -76,8 +76,8 @@ def distillation(
     plan: clip norm, noise and divisor of the teacher's gradients; also yields the batches.
     inputs: `(public, teacher, key) -> inputs` of one update of the student: rows of `public`, or
       synthetic ones.
-    public: arrays that you declare to be public. Anybody may know them, and no record that the
-      epsilon protects is in them: nothing can check this.
+    public: arrays that you declare to be public: anybody may know them, and they hold no record
+      that the epsilon protects. Nothing can check this.
     teacher_tx, student_tx: optimizers.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
     public_key: typed key of everything else that is random. It may be known, so it must not follow
@@ -153,11 +153,11 @@ def distillation(
   def init(teacher: Params, student: Params) -> DistillationState:
     # Copied, so that the caller's parameters survive donation.
     student = jax.tree.map(jnp.copy, student)
-    # What the optimizer's first state holds reaches the student, too.
+    # The optimizer's first state reaches the student, so it must not hold private data.
     check(student_tx.init, student)
     opt_state = student_tx.init(student)
     count = jnp.zeros((), jnp.int32)
-    # The whole update is looked at: derivatives and optimizers may read arrays that no loss shows.
+    # The whole update is checked, since derivatives and optimizers may read more than the loss.
     check(update, student, opt_state, count, teacher, public)
     return DistillationState(init_teacher(teacher), student, opt_state, count)
 
@@ -169,7 +169,7 @@ def distillation(
       state.teacher.params,
       public,
     )
-    # Again, since a restored state has seen no `init`, and closures may have changed.
+    # Checked again: a restored state has not passed `init`, and closures may have changed.
     check(update, *read)
     student, opt_state = update(*read)
     return state._replace(
@@ -264,7 +264,7 @@ def joint_distillation(
 
 
 def check_public_key(public_key: Array, noise_key: Array, num_steps: int) -> None:
-  """Raises UserError where a key that may be known is the noise key, or that of one draw."""
+  """Raises UserError if a key that may be known is the noise key, or the key of a draw of noise."""
   trees.check_key(public_key=public_key)
   if is_key_of_noise(public_key, noise_key, num_draws=num_steps):
     raise UserError(
@@ -276,13 +276,13 @@ def check_public_key(public_key: Array, noise_key: Array, num_steps: int) -> Non
 def check_declared(
   update: Callable[..., Any], *arguments: Any, field: str, remedy: str
 ) -> None:
-  """Raises UserError where an update that is to be post-processing reads what is no argument.
+  """Raises UserError if an update, to count as post-processing, reads more than its arguments.
 
   Args:
     update: the function; it is traced, not run.
-    arguments: what it may read.
-    field: whose update it is.
-    remedy: what to do with an array that is public.
+    arguments: values that it may read.
+    field: name of the user's argument that the error names.
+    remedy: advice for an array that is public.
   """
   # A new function each time, since JAX caches traces by function, and closures may have changed.
   jaxpr = jax.make_jaxpr(lambda *each: update(*each))(*arguments)

@@ -72,8 +72,7 @@ def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
 
 
 def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
-  """Returns the mesh. Raises UserError without one, where several processes would each
-  train alone."""
+  """Returns the mesh. Raises UserError for None with several processes: each would train alone."""
   if mesh is not None:
     return gradients.checked_mesh(mesh)
   if jax.process_count() == 1:
@@ -102,7 +101,7 @@ def _check_optional(
 
 
 def _of_no_scales(params: Params, examples: Any, mask: Array) -> ClippedSum:
-  """Raises UserError: a plan with scaling was given a state that knows no scales."""
+  """Raises UserError: a plan with scaling was given a state without scales."""
   del params, examples, mask
   raise UserError(
     "must be of a plan with scaling, as the algorithm's own `init` makes it",
@@ -128,22 +127,22 @@ def dp_sgd(
   Args:
     loss_fn: `(params, example) -> scalar` for ONE example.
     plan: clip norm, noise and divisor; also yields the batches.
-    tx: optimizer; sees only the privatised gradient, and no extra argument such as the mask,
-      whose sum is a secret, so it costs no privacy.
+    tx: optimizer; it costs no privacy, as it gets only the privatised gradient. It gets no extra
+      argument such as the mask, whose sum is a secret.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`, or a seed that no other
       run has. Two runs with one key have the same noise, so the difference of their releases
       is exact.
     example_key: typed key from which every example of every step gets its own
-      `example.key` (augmentation, dropout), and a dict its `example["key"]`; None leaves them
-      as they are. It is as secret as `noise_key`, and another key: an example that leaves moves
-      the others to other places, so known keys would let it change the gradients of all.
+      `example.key` (augmentation, dropout), or `example["key"]` of a dict; None adds no key. It is
+      as secret as `noise_key`, and must be another key. One example that leaves shifts the others
+      to other keys; if these were known, it would change all gradients.
     ema_decay: keep an exponential average of the parameters (post-processing: free). Refused
       with a schedule-free optimizer of Optax, whose own average `eval_params` returns.
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
     mesh: devices of an axis "data", which share the examples of a batch, and of an axis
       "model", where there is one, over which parameters, optimizer state and noise are split
       (`dpjax.gradients.device_mesh`). With several processes it must span all of them, and all
-      pass the same arguments and batches. Noise, batches and event are those of one device.
+      pass the same arguments and batches. Noise, batches and event are as on one device.
 
   Returns:
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
@@ -213,7 +212,7 @@ def dp_sgd(
     # Each slice of a step has its own keys.
     call = state.step * plan.slices + slice_index
     examples = batch.examples
-    # Made on every device, so that none needs to be sent.
+    # Every device makes all keys, so that none needs to be sent.
     if example_key is not None:
       size = jax.tree.leaves(examples)[0].shape[0]
       num_keys = padded_batch_size if size == rows else size

@@ -41,7 +41,7 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
 
   Args:
     params: any tree of real arrays; public, as it was trained on other data.
-    pattern: pattern of paths such as "params/block_0/mlp_in/kernel", as a shell has it: "*/kernel".
+    pattern: shell pattern, such as "*/kernel", of paths such as "params/block_0/mlp_in/kernel".
     rank: r of A [K, r] and B [r, P], at most min(K, P) of every matrix [K, P].
     alpha: A B is multiplied by alpha / rank.
     key: key of the initial A, normal of variance 1 / K. B starts at 0: the function is unchanged.
@@ -51,10 +51,10 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
     as W + (alpha / rank) A B, in its dtype. `apply(loss_fn)` is the loss of the adapters:
     `loss_fn(merge(trainable), example)` up to rounding, for `clipped_grad` and `dp_sgd`.
     A product with W as its second operand is rewritten, also inside `jit` and
-    `jax.checkpoint`; anywhere else (in a scan, say) the merged weight is used: equal, but
-    slower.
+    `jax.checkpoint`. Anywhere else, such as in a scan, the merged weight is used, which gives
+    the same result more slowly.
 
-  Guarantee: none of its own; that of the code that trains `trainable`. The frozen weights
+  Guarantee: none of its own; the code that trains `trainable` gives it. The frozen weights
   must not depend on the private data.
 
   Raises:
@@ -214,7 +214,7 @@ def _is_matmul(eqn: Any) -> bool:
 
 
 def _product(eqn: Any, x: Any, adapted: _Adapted) -> jax.Array:
-  """x W + scale (x A) B, or x W^T + scale (x B^T) A^T: [..., K] -> [..., P]."""
+  """Returns x W + scale (x A) B, or x W^T + scale (x B^T) A^T: [..., K] -> [..., P]."""
   (contracted, (side,)), _ = eqn.params["dimension_numbers"]
   out = eqn.outvars[0].aval.dtype
   first, second = ("b", "a") if side else ("a", "b")

@@ -1,4 +1,4 @@
-"""Training of some parameters for a while, in the state of a training of all."""
+"""Training of some parameters for some steps, with the state of a training of all parameters."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def of_part(
   """Returns (loss, optimizer) in which parameters that are not `trained` have no gradient,
   and do not move.
 
-  Their state is that of `tx`, so a training goes from these to `loss_fn` and `tx`, or back, in
-  any step. With `dp_sgd` both are steps of one plan: examples are clipped by what is trained
-  alone, and noise on the others is drawn as usual and thrown away, which costs nothing.
+  The optimizer state is that of `tx`, so any step may switch between these and `loss_fn` with
+  `tx`. With `dp_sgd` both are steps of one plan. Examples are clipped by the gradient of the
+  trained parameters alone. Noise on the others is drawn as usual and discarded, at no cost.
 
   Args:
     trained: (parameter's name, such as params/head/kernel) -> whether it is trained; the names
@@ -57,7 +57,7 @@ def of_part(
     return loss_fn(but(params, jax.lax.stop_gradient), example)
 
   def update(updates: Updates, state: optax.OptState, params: Params | None = None):
-    # It averages points that this function would not let move.
+    # Its average is over points of all parameters, also of those that must not move here.
     if schedule_free.states(state):
       raise UserError(
         "must not be schedule-free, which averages all parameters", field="tx"

@@ -33,7 +33,7 @@ _ROWS = 1000
 # (Halko, Martinsson and Tropp 2011, arXiv:0909.4061).
 _OVERSAMPLED = 30
 _PASSES = 2
-# Of a student's scores, which cover the whole pool: they need not spread far.
+# Reach and turns for a student's scores. These cover the whole pool, so they need not spread far.
 _SECOND_REACH = 0.8
 _SECOND_TURNS = 20
 
@@ -88,8 +88,8 @@ def padded_parts(
 ) -> PaddedParts:
   """Returns the records of the parts `which`; those beyond `capacity` of a part are left out.
 
-  Leaving out changes no other part, so it costs nothing. `capacity` is public: shapes, and so
-  the last bits of every teacher, follow from it and not from the data.
+  Leaving records out changes no other part, so it costs no privacy. `capacity` is public: shapes,
+  and so the last bits of every teacher, follow from it and not from the data.
 
   >>> padded_parts(np.ones((3, 1)), np.zeros(3), np.array([0, 1, 0]), range(2), 2).mask.sum().item()
   3.0
@@ -116,7 +116,7 @@ def ridge_votes(
   """Returns the vote of each part's teacher for each query, [k, m] of [0, num_classes).
 
   A teacher is ridge regression onto one-hot labels, in its dual form. Each is computed from its
-  part alone; all of them at once by `vmap`. An empty part votes for class 0.
+  part alone, under one `vmap`. An empty part votes for class 0.
 
   Args:
     queries: public examples [m, d].
@@ -167,8 +167,9 @@ def public_graph(
   components decide who is near; equal ones would let noise do so.
 
   Args:
-    pool: [n, ...], public. others: [m, ...], public; they shape nothing.
-    num_components: of the graph; fewer where the pool is smaller.
+    pool: [n, ...], public.
+    others: [m, ...], public; they influence neither the graph nor the components.
+    num_components: of the graph; fewer if the pool is smaller.
     num_student_components: of the student's inputs.
   """
   validate.integer_at_least(
@@ -191,7 +192,7 @@ def public_graph(
   seen = (flat - mean) @ directions
   seen_far = (far - mean) @ directions
   near = _on_sphere(seen[:, :num_components] / np.sqrt(deviations[:num_components]))
-  # Ridge regression prefers features that are more, and less even, than those of the graph.
+  # Ridge regression works better with more components, weighted less evenly than in the graph.
   seen = seen[:, :num_student_components]
   seen_far = seen_far[:, :num_student_components]
   weight = deviations[:num_student_components] ** 0.25
@@ -248,21 +249,21 @@ def spread_labels(
   reach: float = 0.985,
   num_turns: int = 150,
 ) -> np.ndarray:
-  """Returns a label of every example of the pool, [n]: what its neighbours' labels say.
+  """Returns a label of every example of the pool, [n], by the labels of its neighbours.
 
-  Post-processing of published labels: it costs nothing. Labels are not clamped, so that a wrong
-  one is outvoted by its neighbourhood.
+  It is post-processing of published labels, and costs no privacy. Labels are not clamped, so that
+  a neighbourhood can outvote a wrong one.
 
   Args:
     labels: [n] of the pool; below 0 where there is none.
-    reach: in (0, 1): share of a turn that comes from the neighbours.
+    reach: in (0, 1): weight of the neighbours in each turn.
     num_turns: turns of the iteration.
   """
   labels = np.asarray(labels)
   known = np.flatnonzero(labels >= 0)
   start = np.zeros((len(labels), num_classes))
   start[known, labels[known]] = 1
-  # Classes weigh alike, however many of their examples were asked about.
+  # Each class has the same total weight, however many of its examples have labels.
   start /= np.maximum(start.sum(axis=0), 1)
   return _spread(graph, start, reach, num_turns)
 
@@ -281,8 +282,8 @@ def student_weights(
 ) -> np.ndarray:
   """Returns the student [d, num_classes]: ridge regression onto the labels of the whole pool.
 
-  Its scores of the pool are spread over the graph once more, and it learns again from what
-  comes out: it corrects neighbourhoods that no label has reached.
+  A first student's scores of the pool are spread over the graph, and a second student learns
+  from the result. This corrects neighbourhoods that no label has reached.
 
   Args:
     labels: [n] in [0, num_classes), as `spread_labels` returns them.

@@ -28,7 +28,7 @@ def states(opt_state: optax.OptState) -> list[Any]:
 
 
 def check(opt_state: optax.OptState, params: Params, ema_decay: float | None) -> None:
-  """Raises UserError where a schedule-free optimizer has an average that means nothing.
+  """Raises UserError if the average of a schedule-free optimizer would be wrong or unused.
 
   Args:
     opt_state: of any optimizer, at its start.
@@ -39,7 +39,7 @@ def check(opt_state: optax.OptState, params: Params, ema_decay: float | None) ->
   if not free:
     return
   if ema_decay is not None:
-    # Of the points y, at which nobody evaluates.
+    # It would average the points y, at which nobody evaluates.
     raise UserError(
       "must be None with a schedule-free optimizer, which averages the parameters itself",
       field="ema_decay",
@@ -60,7 +60,7 @@ def check(opt_state: optax.OptState, params: Params, ema_decay: float | None) ->
       field="params",
     )
   beta = free[0].b1
-  # Under jit it is no number, and has been checked or will be, where the state is made.
+  # Under jit its value is unknown. It is checked where the state is made outside of jit.
   if isinstance(beta, core.Tracer):
     return
   if not 0 < beta <= 1:

@@ -43,7 +43,7 @@ _FREQUENCY_BITS = 24
 _CONSTANT = 0.2
 # Examples at a time: their features stay in the processor's cache.
 _CHUNK = 64
-# A class of fewer noisy records than this many standard deviations is taken for empty.
+# A class whose noisy count is below this many standard deviations of the noise counts as empty.
 _EMPTY = 4.0
 _MOST_PIXELS = 2**12
 # Largest random frequency, and largest sum of those of all pixels. In units of their last bits
@@ -67,7 +67,7 @@ class Embedding:
     count_share: share of the squared norm for the number of records.
     seed: public; of the random frequencies.
 
-  Guarantee: each row follows from its image alone, bit by bit, whatever stands beside it.
+  Guarantee: each row follows from its image alone, bit by bit, whatever other images there are.
 
   >>> embedding = Embedding((4, 4, 1), num_frequencies=3, length_scale=1.0, side=2)
   >>> rows = embedding.rows(np.ones((2, 4, 4, 1)))
@@ -180,7 +180,7 @@ class Embedding:
   def chunks(self, images: Any) -> Iterator[np.ndarray]:
     """Yields the rows of all images in order, a few at a time.
 
-    No images are one chunk without rows: a release of nobody's data has its width, too.
+    Without images it yields one chunk of 0 rows, so that a release of no data has its width too.
     """
     for start in range(0, max(1, len(images)), _CHUNK):
       yield self.rows(images[start : start + _CHUNK])
@@ -194,7 +194,7 @@ class Embedding:
     return joined / np.sqrt(np.square(joined).sum(axis=1, keepdims=True))
 
   def targets(self, sums: np.ndarray, std: float) -> MeanFeatures:
-    """Returns what a generator is trained to, of a noisy release. Post-processing.
+    """Returns the mean features that a generator is trained to, by post-processing of a release.
 
     Args:
       sums: [K, width], a release of `mechanisms.ClassSums`.
@@ -237,8 +237,8 @@ class Embedding:
 class MeanFeatures(NamedTuple):
   """Noisy mean features of each class; all of it may be published."""
 
-  counts: Any  # [K] noisy numbers of records; 0 for a class that is taken for empty
-  present: Any  # [K] whether the class is not taken for empty
+  counts: Any  # [K] noisy numbers of records; 0 for a class that counts as empty
+  present: Any  # [K] bool; False for a class that counts as empty
   fourier: Any  # [K, 2m]
   matrices: Any  # [K, 1 + s, 1 + s] second moments of u, in the metric on both sides
   metric: Any  # [1 + s, 1 + s] inverse root of all classes' moments, no less than the noise
@@ -285,12 +285,12 @@ class Synthesis:
   """Trains a generator to the mean features of a release; no record is read.
 
   Args:
-    embedding: of the release.
-    num_classes: public.
+    embedding: the embedding that the release was made with.
+    num_classes: public number of classes.
     num_steps: updates of the generator.
     per_class: generated images of each class in an update, at least 2.
-    learning_rate: of Adam, with a cosine schedule to 0.
-    num_latents: random numbers of an image.
+    learning_rate: learning rate of Adam, which falls to 0 along a cosine.
+    num_latents: random numbers that the generator turns into an image.
     hidden: width of the generator's hidden layers.
     matrix_weight: weight of the part `moments` in the loss, beside its weight in the release.
   """
@@ -329,8 +329,8 @@ class Synthesis:
   def loss(self, params: Params, key: jax.Array, targets: MeanFeatures) -> jax.Array:
     """Returns the squared distance of mean features to the targets, up to a constant.
 
-    Unbiased for any number of images: pairs of one image with itself are left out. With them a
-    generator would cost budget and have less variety.
+    It is unbiased for any number of images, as pairs of an image with itself are left out. With
+    them the generator would be trained to less variety.
     """
     labels = jnp.repeat(jnp.arange(self.num_classes), self.per_class)
     pixels = self.images(params, key, labels).reshape(len(labels), -1)

@@ -7,7 +7,7 @@
 | Ledger                  | two noisy sums of one run, at the total of its ledger              |
 | BudgetLedger            | two answers with pure budgets, at the total of their ledger        |
 
-Each is made of mechanisms that have games of their own: what is attacked is the total.
+Each is made of mechanisms that have games of their own. Here the total is attacked.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ _TRIALS = 2.0
 
 
 def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
-  """The largest of K noisy answers. Its score is the answer itself, so selection costs
-  nothing."""
+  """Games on the largest of K noisy answers. An answer is its own score, so selecting by it reveals
+  nothing more."""
 
   def game_of(distribution: str, shape: float, values: tuple[float, float]) -> Game:
     mechanism = kind(noise_multiplier=1.0, l2_sensitivity=1.0)
@@ -108,7 +108,7 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
 
 
 def _shuffled(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
-  """Number of answers that are 1: all that a shuffled round reveals of two classes."""
+  """Games on the number of answers that are 1: all that a shuffled round of two classes reveals."""
 
   def game_of(reports: int, local: float, delta: float) -> Game:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:

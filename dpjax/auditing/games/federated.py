@@ -106,8 +106,8 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
 
 
 def _shown(leaf: Any) -> np.ndarray:
-  """Numbers of a leaf [n, features]. A large leaf gives only its first numbers and its
-  spread."""
+  """Returns the numbers of a leaf [n, features]; of a large leaf only the first two and the log of
+  the others' spread."""
   values = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
   if values.shape[1] < _MANY:
     return values
@@ -149,10 +149,11 @@ def _draws_at_once(choices: bool = False) -> MapClients:
   """`vmap_clients` for rounds under a `vmap` over noise keys, with the program of one
   block.
 
-  Of what is fetched, figures for a person and what clients keep, the first round's is known:
-  noise comes after it. The last round's is seen by nobody. An algorithm that looks at what
-  clients send (no sum: no `partial`), or whose clients choose by what was released, needs
-  `choices`: one block, whose messages stay as they are, one array of all draws.
+  An execution fetches diagnostics and client states. In the first round they are known while
+  tracing, since noise comes after them. In the last round nobody sees them. So zeros may replace
+  values that are not known. `choices` is for an algorithm that reads single messages (without
+  `partial`), or whose clients choose by what was released. It runs one block, whose messages stay
+  traced arrays of all draws.
   """
 
   def bind(client: ClientAlgorithm, partial: Partial) -> Run:
@@ -201,11 +202,11 @@ def _game(
   """Plays `ROUNDS` rounds of the algorithm from `build`, with one noisy sum in each.
 
   Args:
-    at_once: the same algorithm for many draws at once, where `build` makes one whose draws are
-      made one by one: the first of them, to which those at once must be equal.
-    leaves: the client takes part in the first round alone, so that noise which is drawn again
-      in a later one shows it.
-    choices: what clients keep differs from draw to draw.
+    at_once: the same algorithm for many draws at once, if `build` makes one that draws one by one.
+      Then the first draws are also made one by one, and must be equal.
+    leaves: the client takes part in the first round alone, so that a later round which repeats the
+      noise reveals it.
+    choices: client states differ from draw to draw.
   """
   cached_build = functools.cache(build)
   cached_at_once = cached_build if at_once is None else functools.cache(at_once)

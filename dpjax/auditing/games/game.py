@@ -74,11 +74,11 @@ class Game:
   Args:
     package, subject: package and name of what is attacked, such as "mechanisms" and "Laplace".
     case: the neighbours and the setting, in words.
-    relation: under which they are neighbours.
+    relation: relation under which they are neighbours.
     claims: points of the guaranteed curve; all of them hold if the guarantee does.
     outputs: everything that is released, as numbers [n, features]; NaN counts as seen.
     adversary: how the score is learned.
-    draws: as a share of what a game is given, where one draw is dear.
+    draws: share of the given number of draws that are made; below 1 if one draw is slow.
     at_once: most draws of one call of `outputs`.
   """
 
@@ -111,7 +111,7 @@ class Result(NamedTuple):
 
   @property
   def can_refute(self) -> bool:
-    """Whether that many draws could refute the claim, if it were entirely false."""
+    """Whether so many draws could refute the claim if outputs were always told apart."""
     return self.ceiling > self.claim.epsilon
 
   @property
@@ -183,10 +183,10 @@ def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
 
 
 def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> float:
-  """Returns the greatest lower bound that so many draws can give, with disjoint outputs.
+  """Returns the greatest lower bound that `num_draws` can give, if outputs are disjoint.
 
   Args:
-    num_draws: on each of the two inputs, the adversary's own included.
+    num_draws: draws on each of the two inputs, including those that the adversary learns from.
     delta: delta of the claim.
     confidence: confidence of this one claim.
 
@@ -230,11 +230,10 @@ def draws_to_refute(
 def held_out_bound(
   fit: Scores, test: Scores, *, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-  """Lower bound on epsilon at `delta` from an event that `fit` chooses and `test` counts.
+  """Returns a lower bound on epsilon at `delta`: `fit` chooses an event, and `test` counts it.
 
-  Guarantee: above the true epsilon with probability at most 1 - confidence, for any
-  mechanism, where the scores of `test` are those of independent runs and do not depend on
-  `fit` otherwise than by the event picked.
+  Guarantee: above the true epsilon with probability at most 1 - confidence, for any mechanism. The
+  scores of `test` must be those of independent runs, and depend on `fit` only by the event picked.
 
   >>> apart = Scores(inside=np.ones(1000), outside=np.zeros(1000))
   >>> round(held_out_bound(apart, apart, delta=0.0, confidence=0.95), 2)
@@ -281,7 +280,7 @@ def _log_ratio(
 
 
 def linear(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Fisher's discriminant: the best score for Gaussian outputs with one covariance. An
+  """Learns Fisher's discriminant, the best score for Gaussian outputs with one covariance. An
   output without noise gets all the weight. A logarithmic copy of each output shows heavy
   tails."""
   both = np.where(np.isfinite(outputs := np.concatenate([zero, one])), outputs, 0.0)
@@ -309,7 +308,8 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Clips each entry at its two medians, the log-ratio of Laplace noise; NaN stays visible."""
+  """Learns to clip each entry at its two medians, which gives the log-ratio of Laplace noise. An
+  output with NaN gets a score of its own."""
   middles = (
     np.nanmedian(np.nan_to_num(zero), axis=0),
     np.nanmedian(np.nan_to_num(one), axis=0),
@@ -327,7 +327,7 @@ def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def frequency(zero: np.ndarray, one: np.ndarray) -> Score:
-  """The log-ratio of each output's frequency: the best score for few distinct outputs."""
+  """Learns the log-ratio of each output's frequency, the best score for few distinct outputs."""
   seen: dict[bytes, list[int]] = {}
   for which, outputs in enumerate((zero, one)):
     for row in np.ascontiguousarray(outputs):
@@ -340,7 +340,7 @@ def frequency(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
-  """`frequency` of the bin of each entry. Bins are equally full; atoms get their own bin."""
+  """Learns the `frequency` of the bins of entries. Bins are equally full; atoms get their own."""
   both = np.concatenate([zero, one])
   shares = np.linspace(0, 1, bins + 1)[1:-1]
   edges = [np.unique(np.nanquantile(np.nan_to_num(x), shares)) for x in both.T]
@@ -359,7 +359,7 @@ def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
 
 
 def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Log-ratios of the frequency of each difference of two entries; 0 for rare differences.
+  """Learns the log-ratio of the frequency of each difference of two entries; 0 for rare ones.
 
   Independent noise never gives one difference of two numbers five times. Noise that is drawn
   twice leaves the difference of the exact values, of which there are few.
@@ -407,7 +407,7 @@ def _met(zero: np.ndarray, one: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def together(*adversaries: Adversary) -> Adversary:
-  """The sum of several scores, each approximately a log-ratio."""
+  """Returns an adversary whose score is the sum of several, each approximately a log-ratio."""
 
   def learn(zero: np.ndarray, one: np.ndarray) -> Score:
     scores = [adversary(zero, one) for adversary in adversaries]

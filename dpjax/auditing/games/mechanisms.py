@@ -51,7 +51,7 @@ class Mechanism(Protocol):
 
 
 def claims_of(mechanism: Mechanism, relation: str) -> tuple[Claim, ...]:
-  """Claims of the mechanism's event; at delta 0 for pure mechanisms."""
+  """Returns the claims of the mechanism's event; at delta 0 for pure mechanisms."""
   delta = getattr(mechanism, "delta", None)
   budget = getattr(mechanism, "epsilon", None)
   if budget is not None and not (isinstance(delta, float) and delta):
@@ -112,7 +112,7 @@ def _i(*values: int) -> np.ndarray:
 
 
 _NOBODY = _f()
-# Far values in float64: rounding must not separate two of them.
+# A far value in float64: coarse rounding there must not tell two neighbours apart.
 _FAR = 1e9 + 31.9
 
 

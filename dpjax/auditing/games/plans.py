@@ -2,9 +2,9 @@
 
 Every record's gradient is one number far beyond the clip norm, the same at every step, so
 each noisy sum is a normal variable around a sum of signs. The adversary knows everything but
-the noise and the draws: it simulates which sums the steps can have, decorrelates the noise,
-and takes the likelihood ratio of the two mixtures, the best score there is. To it comes what no
-sound plan shows: two steps whose difference is a value that it has met before (`repeats`).
+the noise and the draws. It simulates which sums the steps can have, decorrelates the noise, and
+takes the likelihood ratio of the two mixtures, the best score there is. It adds a score for what
+no sound plan shows: a difference of two steps that it has met before (`repeats`).
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ def game(
   draws: float = 1.0,
   runner: Callable[[Plan], Callable[..., Any]] | None = None,
 ) -> Game:
-  """The game of a plan on two data sets of gradients, in clip norms.
+  """Returns the game of a plan on two data sets of gradients, in clip norms.
 
   Args:
     plan: plan with ONE clip norm.
     worlds: gradients [n], [m] of the two neighbours; each is scaled up far beyond the clip.
-    epsilon, delta: what somebody else says that the plan costs; it takes the place of all but
-      the last point of the plan's own curve.
-    runner: (keys [n], gradients [n, steps, batch], mask) -> private means [n, steps] of what
-      uses the plan; None for its transform alone.
+    epsilon, delta: a cost of the plan that other code states. It replaces all but the last point
+      of the plan's own curve.
+    runner: plan -> (keys [n], gradients [n, steps, batch], mask) -> private means [n, steps] of
+      the code that uses the plan; None for the plan's transform alone.
   """
   if epsilon is None or delta is None:
     promised = claims(plan.epsilon)
@@ -121,7 +121,7 @@ def game(
 
 
 def _runner(plan: Plan) -> Callable[..., Any]:
-  """(keys [n], gradients [n, steps, batch], mask) -> updates [n, steps]."""
+  """Returns (keys [n], gradients [n, steps, batch], mask) -> updates [n, steps]."""
 
   def run_once(key: Any, grads: Any, mask: Any) -> Any:
     tx: Any = plan.transform(key)
@@ -145,7 +145,7 @@ def _whitened(plan: Plan, sums: np.ndarray) -> np.ndarray:
 
 
 def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.ndarray]:
-  """Noiseless sums that the steps can have, with their probabilities."""
+  """Returns noiseless sums that the steps can have, with their log probabilities."""
   rows, mask = _batches(plan, grads, _SEED + world, _SIMULATED)
   # Each gradient is clipped to length 1, in clip norms.
   signs = np.sign(np.append(grads, 0.0))
@@ -238,7 +238,7 @@ _CORRELATIONS: dict[str, Any] = {
 
 
 def _correlation(subject: str, make_plan: MakePlan = Plan) -> list[Game]:
-  """A record that takes part in every second of four steps, by zero-out."""
+  """Games on a record that takes part in every second of four steps; neighbours by zero-out."""
   shape = NoiseShape(correlation=_CORRELATIONS[subject])
 
   def played(crowd: str, others: np.ndarray, noise_multiplier: float = _Z) -> Game:
@@ -266,7 +266,7 @@ def _correlation(subject: str, make_plan: MakePlan = Plan) -> list[Game]:
 
 
 def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
-  """The first step has half the noise of the second."""
+  """Games in which the first step has half the noise of the second."""
   shape = NoiseShape(schedule=(1.0, 2.0))
   plan = make_plan(**_numbers(sampler=_ONE_IN_TWO, noise_shape=shape))
   return [
@@ -282,7 +282,7 @@ def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
 
 
 def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
-  """Statistics before the first step, then the noisy sums: both accounted together."""
+  """Games on statistics before the first step and the noisy sums, which are accounted together."""
   statistics = mechanisms.ChannelStatistics(
     normalize_by=1.0, clip_norms=(1.0, 2.0), noise_multiplier=2.0
   )

@@ -1,9 +1,8 @@
 """Registry of required games: one for everything that a table or a search of the code
 finds.
 
-Nothing is listed by hand: a package FINDS its subjects, and a subject without a game, or
-without a reason why it claims nothing, is `uncovered` and fails the tests on the day that it
-is added.
+Subjects are found in the code, not listed by hand. A subject that has neither a game nor a stated
+reason why it claims nothing is `uncovered`, and fails the tests on the day that it is added.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Package(NamedTuple):
 
 
 def public(package: ModuleType) -> dict[str, Any]:
-  """Every public class and function of a package, exported or not.
+  """Returns every public class and function of a package, exported or not.
 
   >>> sorted(n for n in public(dpjax.mechanisms) if n.endswith("Vector"))
   ['SparseVector']
@@ -66,7 +65,7 @@ def public(package: ModuleType) -> dict[str, Any]:
 
 
 def _modules(package: ModuleType) -> Iterator[ModuleType]:
-  """The package and all modules in it."""
+  """Yields the package and all modules in it."""
   infos = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
   for name in (package.__name__, *(info.name for info in infos)):
     yield importlib.import_module(name)
@@ -239,7 +238,7 @@ PACKAGES: dict[str, Package] = {
 
 
 def uncovered(package: str, exported: Mapping[str, Any] | None = None) -> list[str]:
-  """Subjects without a game and without a reason for having none.
+  """Returns the subjects without a game and without a reason for having none.
 
   >>> uncovered("mechanisms")
   []
@@ -253,7 +252,7 @@ def uncovered(package: str, exported: Mapping[str, Any] | None = None) -> list[s
 
 
 def stale(package: str) -> list[str]:
-  """Games and reasons without a subject, and subjects that have both."""
+  """Returns names with a game or a reason but no subject, and subjects that have both."""
   known = PACKAGES[package]
   exported = PACKAGES[package].find()
   gone = [name for name in (*known.covered, *known.no_claim) if name not in exported]
@@ -263,7 +262,7 @@ def stale(package: str) -> list[str]:
 _WHOLE = "a whole plan: the rows of samplers, plans and training"
 _BEFORE = "answers before anything runs, by the event of the sampler that runs: samplers"
 _CLAIMED = "is only claimed, never proved: `launch.relevance --audit` attacks it"
-# Names that state an epsilon and are no subject here: the rows that play them, or a reason.
+# Names that state an epsilon but are no subjects here -> the row that plays them, or a reason.
 ELSEWHERE: dict[str, str] = {
   "dpjax.plan.Plan": _WHOLE,
   "dpjax.joint.JointPlan": "composes what has games of its own: accounting.Ledger",
@@ -348,5 +347,5 @@ def subjects(only: str = "") -> tuple[tuple[str, str], ...]:
 
 
 def games(package: str, name: str) -> list[Game]:
-  """The games of one subject, the strongest first."""
+  """Returns the games of one subject, the strongest first."""
   return PACKAGES[package].play(name, PACKAGES[package].find().get(name))

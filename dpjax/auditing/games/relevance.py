@@ -8,7 +8,7 @@
 | method:radp        | features and response together, at the cost in the method's ledger   |
 | method:NAME        | the plan that the method hands to its trainer, at the cost it prints  |
 
-A method runs once, with a trainer that only writes down what it was given.
+A method runs once, with a trainer that only records its arguments.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 | replace_special   | the record's gradient is zero in one of them                            |
 | replace_one       | it pulls one way, and the other                                         |
 
-The others have no gradient (nothing hides the record) or pull the other way, all alike (then
-anyone who is pushed out of a batch shows). A sampler says by which settings it is played
-(`Sampler.small`); the relations are those of its `proof`.
+The others have no gradient, so that nothing hides the record. Or all pull the other way, so that it
+shows if the record pushes one of them out of a batch. `Sampler.small` has the settings to play;
+the relations are those of the sampler's `proof`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MakePlan = Callable[..., Plan]
 
 
 def worlds(relation: str, others: float, *, rows: int = 1) -> tuple[np.ndarray, np.ndarray]:
-  """The gradients of two neighbours, in clip norms; the record owns so many rows.
+  """Returns the gradients of two neighbours, in clip norms; the record owns `rows` rows.
 
   >>> worlds("replace_one", 0.0)
   (array([-1.,  0.,  0.,  0.]), array([1., 0., 0., 0.]))
@@ -54,7 +54,8 @@ def worlds(relation: str, others: float, *, rows: int = 1) -> tuple[np.ndarray, 
 def _games(
   subject: str, sampler: Any, make_plan: MakePlan, *, tag: str = "", **options: Any
 ) -> list[Game]:
-  """Plays every relation on a batch without other records; the first one also among many."""
+  """Returns a game of every relation in which other records have no gradient, and one of the first
+  relation in which they pull the other way."""
   build = functools.partial(
     make_plan,
     sampler=sampler,
@@ -80,7 +81,7 @@ def _games(
 
 
 def games(kind: type[Sampler], make_plan: MakePlan = Plan) -> list[Game]:
-  """The games of one class of samplers, on its own small settings. A sampler that bounds
+  """Returns the games of one class of samplers, on its own small settings. A sampler that bounds
   participation is also played under correlated noise."""
   subject = kind.__name__
   settings = kind.small

@@ -1,8 +1,8 @@
 """Games against a model that two parties train on shares and open with noise.
 
-The adversary is one of the parties: it sees the opened weights, and takes its own noise away. The
-weights before noise are those of the same integers in the clear, so that no draw needs a protocol;
-what the protocol's random roundings add to them is inside the bound.
+The adversary is one of the parties: it sees the opened weights, and subtracts its own noise. The
+weights before noise are computed from the same integers in the clear, so that no draw needs a
+protocol. The bound covers what the protocol's random roundings add to them.
 """
 
 from __future__ import annotations

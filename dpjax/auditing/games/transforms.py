@@ -62,8 +62,8 @@ def game(
   one.
 
   Args:
-    leaves: the record of row 0 is in the first step alone, so that noise which is drawn again
-      in the second one shows it.
+    leaves: the record of row 0 is in the first step alone, so that a second step which repeats the
+      noise reveals it.
   """
   dtype = worlds[0][0].dtype
 
@@ -103,7 +103,7 @@ _LEAVES = "a record in the first of two steps"
 
 
 def _leaving(subject: str, make: Make, **options: Any) -> Game:
-  """Games in which the record is present once. Two steps are claimed, though one would do."""
+  """Returns a game in which the record is in one step only. The claim is that of all steps."""
   return game(subject, _LEAVES, make, _present(_AWAY), leaves=True, **options)
 
 
@@ -155,7 +155,7 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _by_group(tx: Callable) -> Make:
-  """Games with one group for each parameter, whose noise shares differ by a factor of four."""
+  """Returns key -> transform with a group for each parameter, with noise shares of .2 and .8."""
   tree = lambda rows: {"a": rows[..., :1], "b": rows[..., 1:]}
   whole = lambda grads: jnp.concatenate([grads["a"], grads["b"]], axis=-1)
   # The root of the sum of squares is _CLIP.
@@ -199,7 +199,7 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _correlated(tx: Callable, base: Callable) -> list[Game]:
-  """Games with a record in both of two steps. Its banded noise costs s_2."""
+  """Games with a record in both of two steps. The cost is that of one shift by |C (1, 1)|."""
   del base
   strategy = BandedToeplitz((1.0, 0.5))
   shape = NoiseShape(correlation=strategy)
@@ -230,7 +230,7 @@ def _accumulate(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _in_first_slice(make: Make, key: Any) -> Any:
-  """The transform, called with the batch and then with an empty one."""
+  """Returns the transform, called with the batch and then with an empty one."""
   tx = make(key)
 
   def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
@@ -290,5 +290,5 @@ GAMES: dict[str, Callable[..., list[Game]]] = {
 
 
 def games(subject: str, tx: Callable, base: Callable | None = None) -> list[Game]:
-  """The games of one transform; `base` is the private transform inside of it."""
+  """Returns the games of one transform; `base` is the private transform inside of it."""
   return GAMES[subject](tx, transforms.clip_and_noise if base is None else base)

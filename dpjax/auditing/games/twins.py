@@ -7,11 +7,11 @@
 | twice | every record is counted twice                                               |
 | key   | one key draws the noise of two releases, or of two steps                    |
 
-A twin states what the honest subject states, and is played by the same games and adversaries,
-which do not know of the planted fault. A twin that its row does not refute is a hole in the row.
+A twin makes the same claims as the honest subject. The same games and adversaries play it, and do
+not know of the planted fault. If they do not refute it, they would also miss a real fault.
 
-Each plant has a `SOUND` counterpart, which goes through the same code without the fault (for
-`key`: a second release of public data under a key of its own). It must not be refuted.
+Each plant has a `SOUND` counterpart, which runs the same code without the fault (for `key`: a
+second release of public data under a key of its own). It must not be refuted.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class BrokenMechanism:
 
   Args:
     kind: class of mechanisms.
-    name: by which it is known what its data are; "" for the answer to a query.
+    name: name of the mechanism, which decides what its data are; "" for the answer to a query.
     plant: the fault.
     settings: settings of the honest mechanism.
 
@@ -243,7 +243,7 @@ class BrokenMechanism:
 
 
 def _louder(settings: dict[str, Any], plant: Plant) -> dict[str, Any]:
-  """Settings with the plant's actual noise, whatever is stated."""
+  """Returns the settings of the mechanism that really runs, with the plant's noise and bound."""
   options = dict(settings)
   # Wider bounds with equally more budget leave the noise unchanged.
   louder = plant.clip / plant.noise
@@ -287,7 +287,7 @@ def _wider(clip: Any, factor: float) -> gradients.Clip:
 
 
 def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
-  """A private transform that counts rows twice, or repeats its first noise."""
+  """Returns a private transform that counts rows twice, or repeats its first noise."""
 
   def update(
     updates: Any, state: Any, params: Any = None, *, mask: Any = None, **others: Any
@@ -316,7 +316,7 @@ class BrokenPlan(Plan):
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """The broken transform."""
-    # Without the guard of a plan's own transform, which makes NaN of rows that are counted twice.
+    # Bypasses the guard of a plan's own transform, which gives NaN for rows that come twice.
     return _in_steps(_quieter(self, self.plant)._transform(key), self.plant)
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> Any:
@@ -391,7 +391,7 @@ def _central(plant: Plant) -> Callable[[Plan, Any], federated.Aggregator]:
 def _in_rounds(
   init: Callable, loud: federated.Aggregator, plan: Plan, plant: Plant
 ) -> federated.Aggregator:
-  """An aggregator that counts clients twice, or repeats its first noise."""
+  """Returns an aggregator that counts clients twice, or repeats its first noise."""
   assert loud.partial is not None
   assert loud.finish is not None
   sums = loud.partial
@@ -421,7 +421,7 @@ def _dp_mean(plant: Plant) -> Callable[..., federated.Aggregator]:
 
 
 def _client_noise(plant: Plant) -> Callable[..., Any]:
-  """A client that sends as many messages as there are releases."""
+  """Returns a wrapper of clients that sends as many messages as there are releases."""
 
   def broken(client: Any, *, l2_clip_norm: float, noise_multiplier: float) -> Any:
     local = federated.client_noise(
@@ -507,7 +507,7 @@ def _secure(name: str, plant: Plant) -> list[Game]:
 def _released(
   answer: Callable[[Any, bool], np.ndarray], key: Any, plant: Plant
 ) -> np.ndarray:
-  """Returns [n, ...]: one(key, public) of every release, side by side."""
+  """Returns [n, ...]: answer(key, public) of every release, side by side."""
   keys = [jax.random.fold_in(key, n) if n else key for n, _ in plant.releases]
   answers = [
     answer(release_key, public) for release_key, (_, public) in zip(keys, plant.releases)
@@ -598,7 +598,7 @@ def _accounting(name: str, plant: Plant) -> list[Game]:
 
 
 def _reports(plant: Plant) -> Callable[..., np.ndarray]:
-  """All answers of a record are shuffled with the others'; answers on public data are not."""
+  """Returns labels whose answers are summed as if shuffled; those on public data stay apart."""
 
   def broken(
     key: Any, ids: Any, true_labels: Any, *, epsilon: float, num_classes: int
@@ -674,7 +674,7 @@ class _Opened:
     return self._honest.epsilon(delta=delta)
 
   def views(self, weights: np.ndarray, seed: int, n: int) -> np.ndarray:
-    """All releases, concatenated; each has the noise that the fault leaves."""
+    """Returns all releases, concatenated; each has the noise that the fault leaves."""
     drawn = []
     counted = self._plant.copies * weights
     for number, is_public in self._plant._replace(copies=1).releases:

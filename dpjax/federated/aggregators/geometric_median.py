@@ -21,8 +21,8 @@ from dpjax.federated.aggregators.robust import (
 from dpjax.federated.described import aggregator, minority
 from dpjax.types import Array
 
-# Distances in units of the messages' spread (their median distance from the coordinate-wise
-# median): the furthest that counts, and the nearest that counts as apart.
+# Distances in units of the messages' spread, their median distance from the coordinate-wise
+# median. Points beyond _FAR are moved in to it; points within _NEAR count as equal.
 _FAR = 1e15
 _NEAR = 1e-5
 # Tolerance of the certificate, per message.
@@ -37,12 +37,11 @@ class Certificate(NamedTuple):
 
 
 def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
-  """Rescales messages: (centre, unit, points) with messages = centre + unit * points. Most
-  `kept` points have a length near 1.
+  """Returns (centre, unit, points) with messages = centre + unit * points.
 
-  The centre is the median of each coordinate and the unit the median distance from it:
-  neither is in the hands of a minority. A point beyond `_FAR` is drawn in to there, which
-  turns no direction by more than 1 / _FAR.
+  The centre is the median of each coordinate. The unit is the median distance from it, or 1 where
+  most messages agree. A minority controls neither. A point beyond `_FAR` is moved in to that
+  distance, which turns no direction by more than 1 / _FAR.
   """
   biggest = jnp.finfo(jnp.float32).max
   centre = coordinate_median(messages, kept)
@@ -73,7 +72,10 @@ class _Look(NamedTuple):
 
 
 def _look(points: Any, kept: Array, point: Any) -> _Look:
-  """Vardi and Zhang 2000: each message at the point itself holds it with a force of one."""
+  """Returns the next step and its residual (Vardi and Zhang 2000).
+
+  Each message at `point` itself cancels a pull of length one.
+  """
   away = jax.tree.map(lambda leaf, p: leaf - p[None], points, point)
   distances = row_lengths(away)
   apart = kept & (distances > _NEAR)
@@ -125,11 +127,11 @@ def geometric_median(num_iterations: int = 1000) -> Aggregator:
   from the median of each coordinate.
 
   The whole message is one point: unlike `median`, the result does not depend on the basis.
-  The state is a `Certificate`: the sum of distances is minimal within `residual` * n times
-  the distance to the minimum; iterations end where `residual` <= 1e-4 (almost always).
+  The state is a `Certificate`. The sum of distances exceeds its minimum by at most
+  `residual` * n times the distance to the minimum. Iterations end at `residual` <= 1e-4.
 
   Args:
-    num_iterations: at most; a few dozen are usual, a minimum beside a message takes more.
+    num_iterations: most iterations. A few dozen are usual; a minimum near a message takes more.
 
   >>> messages = jnp.array([[0.0], [1.0], [50.0]])  # on a line it is the median
   >>> geometric_median().update(messages, jnp.ones(3, bool), ())[0]

@@ -25,9 +25,9 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   others.
 
   k is n - f - 2 where all n clients of the round send a message that counts, as in the paper.
-  Else let m messages count, b clients send NaN, infinity or an impossible weight, and z send
-  weight 0. Honest clients never do what the b do, so g = f - b attackers are left (b > f
-  breaks the assumption and excuses nobody: g = f). Then k = max(m - g - 2, g).
+  Otherwise m messages count, b clients send NaN, infinity or an impossible weight, and z send
+  weight 0. No honest client is among the b, so g = f - b attackers are left. (If b > f the
+  assumption is broken, and g = f.) Then k = max(m - g - 2, g).
 
   Guarantee, where at most f of n >= 2 f + 3 clients are arbitrary, silent or without examples:
   a selected message is within sqrt(k) honest diameters D of an honest one.
@@ -40,12 +40,12 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   silent client buys the attackers no vote. So NaN and silence of attackers stop no round.
 
   Args:
-    num_byzantine: f; a round of n <= 2 f + 2 clients is refused, and one in which more than
-      f clients send nothing that counts, unless m >= 2 g + 3.
+    num_byzantine: f. A round of n <= 2 f + 2 clients is refused. So is one in which more than f
+      clients send nothing that counts, unless m >= max(2 g + 3, g + num_selected).
     num_selected: 1 is Krum, more is multi-Krum; at most n - f.
 
   Raises:
-    UserError: by `update` and by a round: too few messages.
+    UserError: too few messages; raised by `update` and by a round.
 
   >>> messages = jnp.array([[0.0], [0.1], [0.3], [9.0], [-7.0]])
   >>> krum(1).update(messages, jnp.ones(5, bool), ())[0]
@@ -62,14 +62,14 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
 
   def enough(counts: Counts) -> Array:
     left = attackers(counts)
-    # if more than f are left out, some of those are honest, and f may still attack
+    # If more than f are left out, some of them are honest, and g attackers may remain.
     without = jnp.maximum(2 * left + 3, left + num_selected)
     fewest = jnp.minimum(counts.clients - num_byzantine, without)
     return jnp.where(counts.clients >= least, fewest, least)
 
   def combine(messages: Any, kept: Array, counts: Counts) -> Any:
     apart = kept[:, None] & kept[None, :] & ~jnp.eye(kept.shape[0], dtype=bool)
-    # by differences, which do not cancel where messages nearly agree
+    # From differences: |a|^2 - 2 a b + |b|^2 would cancel for messages that nearly agree.
     away = lambda message: row_lengths(
       jax.tree.map(lambda a, b: a[None] - b, message, messages)
     )

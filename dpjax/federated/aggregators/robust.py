@@ -1,14 +1,14 @@
 """Aggregators that a few arbitrary clients cannot steer. They need all messages at once.
 
 None of them is private by itself. Each leaves out padding, clients of weight 0 and messages
-that hold NaN or infinity; ignores how large weights are (a weight is a way to steer); and
-returns 0 where nobody is left. n is the number of messages that are left; for `krum` it is the
-number of clients in the round (mask True), as who sends NaN or nothing counts among its f.
+that hold NaN or infinity. Each ignores how large weights are, since a weight is a way to steer.
+Each returns 0 if no message is left. n is the number of messages that are left. For `krum`, n is
+the number of clients in the round (mask True): clients that send NaN or nothing count among its f.
 
-How many arbitrary messages each stands up to, and its source, stand beside its code and in
-`python -m launch.list aggregators`. That is for ANY numbers that float32 holds: distances are
-computed without overflow, and what is summed is bounded by what the honest majority spans. How far
-f arbitrary messages of n can carry the result (tests/federated/test_breakdown.py):
+`python -m launch.list aggregators` shows each source and how many arbitrary messages it
+tolerates. This holds for ANY float32 numbers: distances are computed without overflow, and sums
+are bounded by the range of the honest majority. f arbitrary messages of n can move the result
+this far (tests/federated/test_breakdown.py):
 
 | aggregator               | at most                                                        |
 | ------------------------ | -------------------------------------------------------------- |
@@ -68,11 +68,10 @@ def robust(
   least: Callable[[Counts], Array] = _at_least_one,
   wants: str = "",
 ) -> Aggregator:
-  """Makes an aggregator from `combine(messages, kept [C], counts) -> (update, state)`, with
-  finite messages.
+  """Makes an aggregator from `combine(finite messages, kept [C], counts) -> (update, state)`.
 
-  Fewer than `least(counts)` messages, but some, are refused; NaN under jit, where nothing can
-  be.
+  If some messages count, but fewer than `least(counts)`, it raises a UserError that names
+  `wants`. Under jit, which cannot raise, the update is NaN.
   """
 
   def check(messages: Any, mask: Array, weights: Array | None = None) -> None:

@@ -1,7 +1,7 @@
 """APFL (Deng et al. 2020): each client mixes its own model with the shared one.
 
-What stays on a client is seen by that client alone and is covered by no guarantee: privacy is
-promised for what the server sees and for its parameters.
+The state that a client keeps is seen by that client alone, and no guarantee covers it. The
+guarantee is for what the server sees and for its parameters.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Personal(NamedTuple):
 
 @_moved.rename_keywords(own="personal")
 def mixed(personal: Params, shared: Params, alpha: ArrayLike) -> Params:
-  """alpha * own + (1 - alpha) * shared: the model that a client of APFL uses."""
+  """Returns alpha * own + (1 - alpha) * shared, the model that a client of APFL uses."""
   return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, personal, shared)
 
 
 def apfl_client(
   loss_fn: LossFn, client_tx: ClientTx, *, alpha_learning_rate: float = 0.0
 ) -> ClientAlgorithm:
-  """Trains w, which is sent, and the client's own v, which is kept. v follows the gradient
-  of the loss of alpha v + (1 - alpha) w with respect to v. All of w, v and alpha step from
-  their values before the step."""
+  """Makes a client that trains w, which it sends, and v, which it keeps.
+
+  v follows the gradient of the loss of alpha v + (1 - alpha) w with respect to v."""
   shared = clients.local_training(loss_fn, client_tx)
   grad_fn = clients.mean_grad(loss_fn)
   own_tx = lambda key: clients.make_tx(
@@ -75,7 +75,7 @@ def apfl_client(
     )
     along = alpha_learning_rate * sum(jax.tree.leaves(slopes))
     change = jnp.where(personal.local.num_steps == 0, along, 0.0)
-    # A loop over steps keeps alpha's type, also beside parameters in float64.
+    # The loop over steps needs alpha to keep its type, also if parameters are float64.
     moved = personal.alpha - change.astype(personal.alpha.dtype)
     return Personal(
       local=shared.step(received, personal.local, examples, mask),
@@ -113,13 +113,13 @@ def apfl(
 ) -> FederatedAlgorithm:
   """Adaptive personalized federated learning (Deng et al. 2020, arXiv:2003.13461, alg. 1).
 
-  A local step moves, all from the values before it, w by the gradient at w, and v by alpha
-  times the gradient at the mixture alpha v + (1 - alpha) w. With `alpha_learning_rate` > 0
-  the first step of a round also moves the client's own alpha along -<v - w, that gradient>
-  (section 4), kept within [0, 1].
+  A local step moves w by the gradient at w, and v by alpha times the gradient at the mixture
+  alpha v + (1 - alpha) w. Both are taken at the values before the step. With
+  `alpha_learning_rate` > 0 the first step of a round also moves the client's own alpha along
+  -<v - w, gradient at the mixture> (section 4), kept within [0, 1].
 
-  `state.memories.rows(clients)` are their v and alpha (`PersonalMemory`);
-  `mixed(v, state.params, alpha)` is its model. alpha = 0 is `fed_avg`; alpha = 1 trains each
+  `state.memories.rows(clients)` returns v and alpha of these clients (`PersonalMemory`). A client
+  uses the model `mixed(v, state.params, alpha)`. alpha = 0 is `fed_avg`; alpha = 1 trains each
   client alone.
   """
   validate.number_in(0, 1, alpha=alpha)

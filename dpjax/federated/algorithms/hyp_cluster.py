@@ -1,8 +1,8 @@
 """HypCluster (Mansour et al. 2020): several models, and each client trains the one that
 fits best.
 
-What stays on a client is seen by that client alone and is covered by no guarantee: privacy is
-promised for what the server sees and for its parameters.
+The state that a client keeps is seen by that client alone, and no guarantee covers it. The
+guarantee is for what the server sees and for its parameters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dpjax.validate import UserError
 
 
 def _scores(loss_fn: LossFn) -> ClientAlgorithm:
-  """Returns the client's mean loss under each of K models [K, *p], without training."""
+  """Makes a client that sends its mean loss under each of K models [K, *p], without training."""
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
     count = jax.tree.leaves(received.params)[0].shape[0]
@@ -44,7 +44,7 @@ def _scores(loss_fn: LossFn) -> ClientAlgorithm:
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     total = lambda params: clients.batch_loss(loss_fn, params, examples, mask)[1]
     totals = jax.vmap(total)(received.params)  # [K]
-    # A loop over steps keeps the type of its sums, also for losses in float64.
+    # The loop over steps needs sums of one type, also for losses in float64.
     sums = local.params + totals.astype(local.params.dtype)
     return local._replace(params=sums).counted(mask)
 
@@ -57,8 +57,8 @@ def _scores(loss_fn: LossFn) -> ClientAlgorithm:
 
 
 def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
-  """Trains the model of the client's cluster and sends it in that model's place. If it is
-  `counted`, the message also says which cluster that is."""
+  """Makes a client that trains the model of its cluster and sends the difference in that model's
+  place, with zeros elsewhere. If `counted`, the message also names the cluster."""
 
   def chosen(received: Received, choice: Array) -> Received:
     return received._replace(
@@ -111,14 +111,14 @@ def hyp_cluster(
   """K models; each client trains the one that fits its data best (HypCluster, Mansour et al.
   2020; IFCA, Ghosh et al. 2020).
 
-  `init(params)` takes K stacked models, leaves [K, *p], which must differ. The message is the
-  difference in the place of the chosen model, so a private aggregator covers the choice too.
-  `state.memories.rows(clients)` are their last choices, which stay with the clients.
+  `init(params)` takes K stacked models, leaves [K, *p], which must differ. The message holds the
+  difference in the chosen model's place, so a private aggregator covers the choice too.
+  `state.memories.rows(clients)` returns the last choices of these clients; no message holds them.
 
   Args:
     cluster_share: public share of a cohort, in (0, 1], that a model's mean difference is
-      divided by, such as 1 / K. None divides by the share of those who chose it, which they
-      then send too.
+      divided by, such as 1 / K. None divides by the share of clients that chose the model; the
+      clients then send their choice too.
 
   Raises:
     UserError: a private aggregator without `cluster_share` (a noisy sum would be divided by
@@ -160,7 +160,7 @@ def hyp_cluster(
     return training.init(params, num_clients)
 
   def one_round(state: FederatedState, cohort: Cohort) -> Any:
-    # Before the clients' choices are stored.
+    # Checked before the choices are stored, which needs known clients.
     check_cohort(cohort, state.memories)
     if not cohort.size:
       return training.round(state, cohort)

@@ -28,8 +28,8 @@ class _Mime(NamedTuple):
 def _mime_client(
   loss_fn: LossFn, base_tx: optax.GradientTransformation, weighting: Weighting
 ) -> ClientAlgorithm:
-  """Trains locally with frozen statistics, and sends the difference and the full gradient
-  as ONE message."""
+  """Makes a client that trains with frozen statistics, and sends the difference and the full
+  gradient as ONE message."""
 
   def frozen(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     return base_tx.update(updates, state, params)[0], state
@@ -80,7 +80,7 @@ def mime_lite(
   2021).
 
   Difference and gradient are one message: a private aggregator clips them together and adds
-  its noise to both, so that a round is one release. Each local step restores the statistics.
+  its noise to both, so that a round is one release. Local steps leave the statistics unchanged.
   """
 
   def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:

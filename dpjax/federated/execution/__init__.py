@@ -8,24 +8,24 @@ The same `ClientAlgorithm` under four executions with one result (to rounding):
 |                     | rest; an error says which client it came from              |            |
 | `vmap_clients`      | blocks of clients, padded to one shape, in one program     | 1 device   |
 | `shard_map_clients` | the same on each of several devices, then `psum`           | several    |
-| `pmap_clients`      | the same again, under the name that JAX only maintains     | several    |
+| `pmap_clients`      | the same by `pmap`, which JAX only maintains               | several    |
 
-One device holds the data set, and batches are taken from it there; several are sent, block by
-block, what their own clients hold. A block is padded and sent while the one before is computed.
+A single device holds the whole data set and takes batches from it. Several devices are sent, block
+by block, the rows of their own clients. A block is padded and sent while the one before it runs.
 
-Contributions are summed as they are made: memory is one message per client IN A BLOCK, and
-there are two blocks, whatever the size of the cohort. Only an aggregator that needs all
-messages at once (a median, say) gets them stacked. Where one client holds much more than the
-others, blocks are cut so that their padded bytes stay within a budget. Noise is never added
-here: the aggregator adds it once, to the sum, from its one key.
+Contributions are summed as they are made. Memory holds two blocks, with one message per client IN
+A BLOCK, whatever the size of the cohort. Only an aggregator that needs all messages at once (such
+as a median) gets them stacked. If one client holds much more than the others, blocks are cut so
+that their padded bytes stay within a budget. Noise is never added here: the aggregator adds it
+once, to the sum, from its one key.
 
-A client gets its own examples and nothing of the others': where batches hold rows of one
-shared data set, the execution takes the rows (`context.step`), and padding repeats the
-client's own. So the work of one client is a function of its own data, no matter who wrote it.
+A client gets its own examples and none of the others'. Where batches hold row numbers of one
+shared data set, the execution takes the rows (`context.step`), and padding repeats the client's
+own. So a client's result is a function of its own data, whatever code the client runs.
 
-Every client of a round has its own key, folded from the round's by its number. One program
-holds all of them: this is a simulation, and noise that a client adds here hides nothing from
-who runs it. Clients that draw where nobody else can look are those of `flower`.
+Every client of a round has its own key, folded from the round's key by the client's number. One
+program holds all keys: this is a simulation, and noise that a client adds hides nothing from
+whoever runs it. Clients of `flower` draw their keys in programs of their own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OVER_DEVICES = {"pmap": pmap_clients, "shard_map": shard_map_clients}
 
 
 def auto_clients(*, num_threads: int | None = 1) -> MapClients:
-  """The loop on a CPU (with `num_threads`), vmap on one accelerator, shard_map on several."""
+  """Returns the loop on a CPU (with `num_threads`), else vmap on one device, shard_map on more."""
   if made_for.platform() == "cpu":
     return loop_clients(num_threads=num_threads)
   return shard_map_clients() if len(made_for.local_devices()) > 1 else vmap_clients()

@@ -1,10 +1,10 @@
 """Many clients at once: blocks padded to common shapes, under `vmap`.
 
-Blocks are dispatched one ahead of what is fetched: while the devices compute one, the host pads
-the next and sends it. Two are in memory, whatever the size of the cohort.
+While the devices compute one block, the host pads and sends the next. So two blocks are in memory,
+whatever the size of the cohort.
 
-All clients of a block are padded to the largest. Where that takes more bytes than a budget, the
-block is cut: the large ones by themselves, the others together.
+All clients of a block are padded to the largest. If that exceeds a budget in bytes, the block is
+cut, so that large clients do not pad the small ones.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class ByteBudget(NamedTuple):
   lanes: int = 1  # devices: clients of a block are a multiple of it
 
   def cut(self, cohort: Cohort, places: np.ndarray, size: int, sent: bool) -> Any:
-    """Yields (places, padded number of clients), together all these places of the cohort.
+    """Yields (places, padded number of clients) of pieces that together hold all `places`.
 
-    One piece if they fit. Otherwise each piece has a power of two clients for each device, so
-    that there are few shapes. The largest clients come first. A piece has at least one client,
-    even if it exceeds the limit.
+    There is one piece if all fit. Otherwise each piece has a power of two clients for each device,
+    so that there are few shapes. The largest clients come first. A piece has at least one client
+    for each device, even if it exceeds the limit.
 
     Args:
       size: number of clients to which one whole piece would be padded.
@@ -144,8 +144,8 @@ def _gathered(
   """Returns the members with row indices into their data, and those data: leaves [size, R,
   ...].
 
-  A row that a client visits in several epochs is there once. R is a number of batches, rounded
-  as the number of steps is, so that it makes few shapes more. What nobody holds is zero.
+  A row that a client visits in several epochs is stored once. R is a whole number of batches,
+  rounded up as numbers of steps are, so that there are few shapes. Unused rows are zero.
   """
   held = []
   renumbered = []
@@ -226,7 +226,7 @@ class Blocks:
     self._add = jax.jit(trees.add)
 
   def _cut(self, context: Context, cohort: Cohort) -> tuple[Context, Iterator[Any]]:
-    """(what all blocks of a round share, (memories, block) of each), on the host."""
+    """Returns (what all blocks of a round share, iterator of (memories, block)), on the host."""
     memories = jax.tree.map(np.asarray, context.memories)
     data = None
     if self._way.send is not None and context.data is not None:
@@ -250,7 +250,7 @@ class Blocks:
       yield block, self._way.program(context, *pair)
 
   def _lowered(self, context: Context, cohort: Cohort) -> made_for.StepProgram:
-    """The program of the first block, whose clients have the most steps, for a target."""
+    """Lowers the program of the first block, whose clients have the most steps, for a target."""
     context, pairs = self._cut(context, cohort)
     first, *others = pairs
     if self._way.everywhere is None:
@@ -286,7 +286,7 @@ class Blocks:
     # Blocks order clients by size. Results return in the order of the cohort.
     back = np.argsort(np.concatenate(places))
     sent, info = jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *rows)
-    # once a round, through the host, so that it can combine with arrays on any device
+    # Moved through the host, once a round, so that sums combine with arrays on any device.
     if self._way.everywhere is not None:
       sums = jax.device_put(jax.device_get(sums))
     return Mapped(sums, sent, tuple(kept), info)
@@ -314,9 +314,9 @@ def vmap_clients(
 
   Args:
     clients_per_block: None for the whole cohort, up to 32.
-    memory_budget: bytes of a block's examples, padded to its largest client. A block that
-      would take more is cut; a client that needs more by itself is a block by itself. There
-      are two blocks at a time, and what clients train on top.
+    memory_budget: most bytes of a block's examples, padded to its largest client. A larger block
+      is cut. A client that exceeds the budget alone has a block of its own. Memory holds two
+      blocks at a time, and in addition the clients' parameters and optimizer states.
   """
   validate.positive(memory_budget=memory_budget)
   if clients_per_block is not None:

@@ -1,11 +1,11 @@
 """Blocks of clients over several devices: `pmap`, and jit + `shard_map`.
 
-Of a data set a device gets the rows of its own clients, each once a block, gathered on the
-host: neither time nor memory of a round depends on what the others hold. The server's
+The host gathers the rows of each device's own clients and sends each row once per block. So time
+and memory of a round do not depend on the data of clients outside the cohort. The server's
 parameters, the keys and the aggregator's state go to every device once a round.
 
-This is the only file with pmap in it. JAX keeps pmap in maintenance and carries it out by
-shard_map; both are here, with the same numbers.
+Only this file uses pmap. JAX just maintains pmap, and implements it by shard_map. Both executions
+give the same numbers.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _over_devices(
   """Returns the execution by one of JAX's two ways to run a function on every device.
 
   Args:
-    parallel: (function of one device, spec of its sums or messages, mesh) -> (that of all
-      devices, what takes its arguments there, what brings its results back).
+    parallel: (function of one device, spec of its sums or messages, mesh) -> (function of all
+      devices, function that sends its arguments, function that fetches its results).
   """
   mesh = Mesh(np.array(_devices(num_devices)), (_AXIS,))
   everywhere = NamedSharding(mesh, _SAME)
@@ -106,16 +106,15 @@ def pmap_clients(
 ) -> MapClients:
   """Blocks of devices x clients: vmap on each device, then one `psum` over the devices.
 
-  A device is sent the rows of its own clients, block by block, and once a round the server's
-  parameters, the keys and the aggregator's state. The sum is the same on all devices
-  (`out_axes=None`) and comes back once a round, so that whatever is added to it afterwards,
-  noise above all, is added once.
+  Each device is sent the rows of its own clients, block by block. Once a round it is sent the
+  server's parameters, the keys and the aggregator's state. The sum is the same on all devices
+  (`out_axes=None`) and is fetched once a round, so that noise is added to it once.
 
   Args:
     num_devices: devices of this process to use; None for all.
     clients_per_device: clients of a block; None for an equal share of the cohort, up to 32.
-    memory_budget: as in `vmap_clients`, over all devices. A block has a place for one client
-      on each, so one that needs more by itself is padded to by as many as there are devices.
+    memory_budget: as in `vmap_clients`, over all devices together. The smallest block has one
+      client per device, so a client over the budget pads as many clients as there are devices.
 
   Raises:
     UserError: more devices than there are.
@@ -161,8 +160,8 @@ def shard_map_clients(
       mesh=mesh,
       in_specs=(_SAME, _APART, _APART),
       out_specs=(collected, _APART, _APART),
-      # With the check, JAX would sum over devices what clients differentiate by shared
-      # parameters.
+      # With the check, JAX would sum gradients by shared parameters over the devices, and so
+      # mix clients.
       check_vma=False,
     )
     send = lambda tree: jax.device_put(tree, NamedSharding(mesh, _APART))

@@ -2,10 +2,9 @@
 
 The local steps of a client are a compiled loop whose length is an argument, so clients of any
 number of steps share a few programs. Its convolutions are written in the form that is fast in
-a loop (`gradients.canonical_convolutions`). A small convolution keeps one core busy, so clients
-whose steps hold one may run in threads: each thread does the local work of a client, and what
-they send is added up in the order of the cohort, so that the number of threads does not change
-the result.
+a loop (`gradients.canonical_convolutions`). A small convolution keeps only one core busy, so
+clients with convolutions may run in several threads. Each thread does the local work of one
+client. Messages are added in the order of the cohort, so that timing does not change the result.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _FLUSH = 256
 def has_convolution(
   client: ClientAlgorithm, context: Context, batches: LocalBatches
 ) -> bool:
-  """Whether the jaxpr of a local step contains a convolution."""
+  """Returns whether the jaxpr of a local step contains a convolution."""
 
   def first(context: Context, batch: LocalBatches) -> Any:
     memory = shared.row(context.memories, 0)
@@ -101,7 +100,7 @@ class _Loop:
   def _begun(self, context: Context, cohort: Cohort, place: int, threads: bool) -> Any:
     """Returns sums -> (collected, memory, info) of the client at this place of the cohort.
 
-    With `threads` all that needs nothing of the clients before it is done on return.
+    With `threads`, all work that does not depend on earlier clients is done on return.
     """
     who = np.int32(cohort.ids[place])
     n = np.int32(cohort.num_examples[place])
@@ -189,11 +188,10 @@ def loop_clients(*, jit: bool = True, num_threads: int | None = 1) -> MapClients
   """Runs clients one after another in Python, or a few at a time.
 
   Args:
-    jit: False runs every operation as it stands: slow, and the easiest to look into.
-    num_threads: clients at once, where steps are compiled and hold a convolution; None: one
-      for each core. Settings that hold for one thread only (`with jax.enable_x64(True)` and
-      the like) do not reach the others. All but 1 give the same result bit for bit, 1 to
-      rounding.
+    jit: False runs every operation uncompiled, which is slow and the easiest to debug.
+    num_threads: clients at once, if steps are compiled and hold a convolution; None: one for
+      each core. Settings of one thread (such as `with jax.enable_x64(True)`) do not reach the
+      others. All numbers except 1 give the same bits; 1 differs from them by rounding.
   """
   if num_threads is not None:
     validate.integer_at_least(1, num_threads=num_threads)

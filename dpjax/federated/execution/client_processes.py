@@ -2,10 +2,10 @@
 many.
 
 Each process runs its share of the cohort with an execution of its own (`loop`, `vmap`, `shard_map`
-over its own devices); the partial sums are added over the processes once. Everything else
-is computed by every process from equal inputs: who takes part, each client's key, the noise
-(drawn from the one key that all hold, so added once, as everywhere), the server's optimizer.
-So all processes hold equal parameters after each round, which `processes.same` checks.
+over its own devices). The partial sums are added over the processes once. Every process computes
+everything else from equal inputs: who takes part, each client's key, the noise and the server's
+optimizer. All draw the same noise from one key and add it to the same sum, so it counts once.
+All processes hold equal parameters after each round, which `processes.same` checks.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
 
 
 def process_clients(inner: MapClients) -> MapClients:
-  """Each process runs its share of the cohort with `inner`; the sums are added once.
+  """Runs each process's share of the cohort with `inner`, and adds the sums once.
 
   Args:
     inner: the execution within a process: `loop_clients()`, `vmap_clients()`,
       `shard_map_clients()` or `pmap_clients()` over the process's own devices.
 
-  Every process must hold the same state and call `round` with the same cohort, the empty
-  one included: a process without a client takes part in the sum with zero. Clients' infos,
-  what they keep (SCAFFOLD) and, for aggregators that need all of them, their messages are
-  gathered in the order of the cohort. The result is that of one process, up to the order of
-  the sum; with one process it is `inner` itself.
+  Every process must hold the same state and call `round` with the same cohort, even an empty one.
+  A process without a client adds zero. Clients' infos, the state that they keep (SCAFFOLD) and,
+  for aggregators that need all of them, their messages are gathered in the order of the cohort.
+  The result is that of one process, up to the order of the sum. With one process it is `inner`
+  itself.
 
   Raises:
     PeerLost: by `round`, where another process is gone.

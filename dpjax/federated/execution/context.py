@@ -49,7 +49,7 @@ MapClients = Callable[[ClientAlgorithm, Partial], Run]
 
 
 def row(tree: ArrayTree, i: ArrayLike) -> Any:
-  """Row i of leaves [n, ...]."""
+  """Returns row i of leaves [n, ...]."""
   return jax.tree.map(lambda leaf: leaf[i], tree)
 
 
@@ -70,7 +70,7 @@ def step(
 ) -> Any:
   """Runs one local step on leaves [B, ...], or on rows [B] of the data.
 
-  The client is handed these rows, and cannot reach any other.
+  The client gets only these rows, and cannot reach any other.
   """
   rows = batch.examples
   if context.data is None:
@@ -94,7 +94,7 @@ def all_remembered(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
 
 
 def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Mapped]:
-  """Returns the results of no clients: sums that are zero, everything else of length 0."""
+  """Returns context -> the results of an empty cohort: zero sums, all else of length 0."""
 
   def run_client(context: Context, memory: Any) -> Any:
     sent, _, info = client.finish(context.received, begin(client, context, memory, 0, 0))
@@ -104,7 +104,7 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
     shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
     memory = jax.tree.map(shape, context.memories)
     bare = context._replace(data=None, memories=None)
-    # Shapes alone. JAX keeps the trace, so there is one for each shape.
+    # Traced for shapes alone. JAX caches the trace, so each shape is traced once.
     shapes, info = jax.eval_shape(run_client, bare, memory)
     infos = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), info)
     if partial is None:
@@ -117,12 +117,11 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
 
 
 class Placed:
-  """Places the context of a round where its programs run, so that calls move nothing. The
-  data set is placed once, everything else once a round.
+  """Places the context of a round where its programs run, so that calls move nothing.
 
-  The data set is kept until another comes: what never changes, a JAX array or a NumPy array
-  that is read-only as those of a `Dataset` are, is known by its identity. Other NumPy arrays
-  do change, and are placed once a round.
+  JAX arrays and read-only NumPy arrays of the data (as in a `Dataset`) never change. They are
+  placed once, recognised by identity, and kept until another data set comes. NumPy arrays that
+  can be written, and everything else, are placed once a round.
 
   Args:
     sharding: sharding of every leaf; None: where JAX puts it.

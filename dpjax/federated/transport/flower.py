@@ -1,14 +1,13 @@
 r"""Clients as separate programs: dpjax's client update and aggregator under Flower (flwr).
 
-Flower carries the messages; what clients compute, how it is summed, the noise and the ledger
-are ours. Its own wrappers for privacy are not used: they draw noise from NumPy's global
+Flower only carries the messages. dpjax does the clients' work, the sums, the noise and the
+ledger. Flower's own wrappers for privacy are not used: they draw noise from NumPy's global
 generator and account without sampling. Install the `flower` extra. Set
 FLWR_TELEMETRY_ENABLED=0 unless usage is to be reported to Flower's makers.
 
-`client_app` answers for the clients; `rounds` is a `flwr.serverapp.strategy.Strategy`. The
-result is that of the same algorithm in process, to rounding, where clients draw nothing at
-random; where they do (local noise, dropout, rounding) it is another draw of the same distribution.
-In one program:
+`client_app` is the client; `rounds` makes a `flwr.serverapp.strategy.Strategy`. If clients draw
+nothing at random, the result is that of the same algorithm in process, to rounding. If they do
+(local noise, dropout, rounding), it is another draw from the same distribution. In one program:
 
     client = federated.local_training(loss_fn, optax.sgd(0.1))
     strategy = flower.rounds(algorithm, params, plan=plan, num_clients=20, rng=seed,
@@ -34,19 +33,19 @@ client a program is; `local_data(client, round)` gives its batches: no data leav
 | ------------- | ----------------------------------------------------------------- |
 | a client      | the parameters and the number of the round                        |
 | the server    | a client's message and weight, its number, and when it answers    |
-| the server    | not: losses, norms, example counts (but in the weight of          |
-|               | `by_examples` and `capped`), the text of an error, any key        |
+| the server    | NOT: losses, norms, the text of an error, any key, example counts |
+|               | (except in the weights of `by_examples` and `capped`)             |
 
 The sampler's seed stays on the server: anyone who knows it knows who takes part, and epsilon
-counts on that being secret. Everything random on a client is drawn from a key of its own
+relies on that being secret. Everything random on a client is drawn from a key of its own
 operating system, new for each answer, which is neither sent nor kept. So a server cannot
-subtract the noise of `client_noise`, and a run is not repeated bit for bit where clients draw.
-A client answers a round once, and `num_rounds` times in all, whatever the server asks; it
-notes the round in its own folder before it looks at its data. So with
+subtract the noise of `client_noise`. A run cannot be repeated bit for bit if clients draw.
+A client answers a round at most once, and at most `num_rounds` times in all, whatever the server
+asks. It notes the round in its own folder before it looks at its data. So with
 `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` its answers to the server together
 are (`local_epsilon(z, delta, num_rounds)`, delta)-private for the whole client under
 "replace_one". How long an answer takes is not hidden. A client that fails, or answers in other
-shapes, is left out; its round is accounted all the same.
+shapes, is left out. The round is accounted all the same.
 """
 
 from __future__ import annotations
@@ -123,16 +122,17 @@ def client_app(
   """Makes a `flwr.clientapp.ClientApp` that does the local work of one client.
 
   Args:
-    client: the one that the server's algorithm was made of; see `local_training`, and
+    client: the client from which the server's algorithm was made; see `local_training`, and
       `client_noise` for privacy against the server.
     local_data: `(client, round) -> (batches, number of examples)`, called in the client's
       own program with its `partition-id`.
     like: parameters whose structure, shapes and dtypes are the server's.
-    num_rounds: the most answers that this client ever gives; rounds are 0 .. num_rounds - 1.
-    folder: absolute, of the client's own, where it notes the rounds that it has answered. It
-      must outlive programs and runs: who empties it begins another guarantee.
+    num_rounds: largest number of answers that this client ever gives; rounds are 0 to
+      num_rounds - 1.
+    folder: absolute path of the client's own folder, where it notes the rounds that it has
+      answered. It must outlive programs and runs: emptying it allows `num_rounds` more answers.
 
-  Guarantee: see the top of this module. A round whose work was cut off stays answered.
+  Guarantee: see the top of this module. A round whose work was interrupted counts as answered.
 
   Raises:
     UserError: flwr is not installed; num_rounds < 1; a relative folder.
@@ -314,7 +314,7 @@ class _Strategy:
     self._asked: dict[int, int] = {}  # node -> client, in this round
 
   def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list:
-    # Only the server's own state counts.
+    # Flower's copy of the parameters is ignored: only the server's own state counts.
     del server_round, arrays, config
     self._find(grid)
     content = {
@@ -390,8 +390,8 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
     rng: integer seed of the sampler; 128 bits or more for a release.
     noise_key: key of the noise, for a private plan only.
 
-  Guarantee: that of `fed_avg` with `central(plan, noise_key)`, against the clients and
-  anyone who sees the parameters; the server itself sees every message. `.server` holds
+  Guarantee: the same as of `fed_avg` with `central(plan, noise_key)`. It holds against the clients
+  and anyone who sees the parameters; the server itself sees every message. `.server` holds
   `.state`, `.ledger` (an entry for each round) and `.infos` (not private).
 
   Raises:
@@ -411,7 +411,7 @@ def server_app(
   """Makes a `flwr.serverapp.ServerApp` that runs the rounds of `rounds(...)`.
 
   Args:
-    min_clients: wait until so many programs are connected; None for all of the strategy's.
+    min_clients: number of connected programs to wait for; None for the strategy's `num_clients`.
     timeout: seconds to wait for them, and then for the answers of each round; a client that
       has not answered by then is left out of the round.
 

@@ -1,9 +1,9 @@
 """Client side of a federation of separate programs, which need not trust the server.
 
-The server chooses the parameters and the round, and may choose them with malice. So nothing
-that it sends or holds decides what is random here: the key of an answer is drawn from this
-machine's own entropy, used for one answer and dropped. A round is answered once, also where
-the question comes again, at the same time, after a restart or in another run.
+The server chooses the parameters and the round, and may be malicious. So the client's randomness
+does not depend on the server: this machine's own entropy gives the key of an answer, which is used
+once and dropped. A round is answered at most once, even if the server asks for it again: at the
+same time, after a restart or in another run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _new_key() -> jax.Array:
 def _spend(folder: pathlib.Path, round: int) -> None:
   """Records on disk that a round is answered. Raises UserError if it was answered before.
 
-  Creating the file is what decides, so two requests at once get one answer.
+  Only one program can create the file, so two requests at the same time get one answer.
   """
   folder.mkdir(parents=True, exist_ok=True)
   try:
@@ -56,12 +56,12 @@ class Client:
   """A client's answers to a server that it need not trust.
 
   Args:
-    client: what it does; `client_noise` for privacy against the server.
+    client: the work of the client; wrap it in `client_noise` for privacy against the server.
     local_data: `(client, round) -> (batches, number of examples)`.
     like: parameters whose structure, shapes and dtypes are the server's.
-    num_rounds: the most answers that it ever gives; rounds are 0 .. num_rounds - 1.
-    folder: absolute; where it notes the rounds that it has answered. It must outlive programs
-      and runs: who empties it begins another guarantee.
+    num_rounds: most answers that it ever gives; rounds are 0 .. num_rounds - 1.
+    folder: absolute path where it notes the rounds that it has answered. It must outlive programs
+      and runs: emptying it allows `num_rounds` more answers.
 
   Guarantee: with `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` all answers
   together are (`local_epsilon(z, delta, num_rounds)`, delta)-private against anyone who gets
@@ -97,7 +97,7 @@ class Client:
     """Returns only the `Sent` of client `who` in this round.
 
     Raises:
-      UserError: no round of the run, or one that was answered; then nothing is computed.
+      UserError: `round` is outside the run, or was answered before. Nothing is computed then.
     """
     # isinstance accepts True as an int, which would record the round under another name.
     if type(round) is not int or not 0 <= round < self._num_rounds:

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
   from dpjax.gradients.ghost.jaxpr_sites import Site
 
 NAME = "chosen_product"
-# Pairs of rows are multiplied, so there may not be many beside the numbers of a matrix.
+# Most pairs of rows for each number of a matrix. All pairs are multiplied, so many would cost more.
 _MOST_PAIRS = 4
-# Equations of a function of JAX, such as `jnp.take`, in which a choice is hidden.
+# Most equations of a called function, such as `jnp.take`, that is searched for a choice.
 _MOST_INLINE = 16
 _CHOICES = ("gather", "dynamic_slice")
-# Equations that may only move, add or drop axes of what is chosen.
+# Equations that may only move, add or drop axes of the chosen entries.
 _MOVES = ("squeeze", "reshape", "transpose", "broadcast_in_dim", "expand_dims")
 
 
@@ -46,7 +46,7 @@ def with_choices_inline(closed: Any) -> Any:
 
   `jnp.take` and `lax.dynamic_index_in_dim` are calls of their own in a jaxpr.
   """
-  # A table of rows has none, and its program is not traced again.
+  # Most programs have no such call, and are not traced again.
   if not any(map(_calls_choice, closed.jaxpr.eqns)):
     return closed
 
@@ -87,7 +87,7 @@ class ChosenAxes(NamedTuple):
 
 
 def find(graph: Graph, site: Site) -> EqnChain | None:
-  """Returns the equations from a choice to the only product that uses it; None for no such.
+  """Returns the equations from a choice to the only product that uses it; None if there is none.
 
   Args:
     graph: of the jaxpr that the site is in.
@@ -100,7 +100,7 @@ def find(graph: Graph, site: Site) -> EqnChain | None:
     return None
   eqns = [site.eqn]
   while eqns[-1].primitive.name != "dot_general":
-    # What is chosen may be moved, not chosen from again.
+    # The chosen matrices may be rearranged, but nothing may be chosen from them again.
     if len(eqns) > 1 and eqns[-1].primitive.name not in _MOVES:
       return None
     (var,) = eqns[-1].outvars
@@ -108,7 +108,7 @@ def find(graph: Graph, site: Site) -> EqnChain | None:
       return None
     eqns.append(graph.users[var])
   chain = EqnChain(tuple(eqns), NAME)
-  # Steps of a scan that use one matrix of all add their rows to it.
+  # Steps of a scan that share the parameter all add rows to its matrices.
   steps = [loop.length for loop in site.loops if loop not in site.sources[0].loops]
   return chain if _pays(chain, math.prod(steps)) else None
 
@@ -126,7 +126,7 @@ def _pays(chain: EqnChain, steps: int) -> bool:
   width = math.prod(shape[d] for d in known.contracted)
   columns = math.prod(shape[d] for d in known.kept)
   rows = steps * math.prod(product.outvars[0].aval.shape) // max(columns, 1)
-  # A vector, not a matrix, is what its row of the table is: nothing would be gained.
+  # A chosen vector already is a row of a table: nothing would be gained.
   return min(width, columns) > 1 and rows * rows <= _MOST_PAIRS * width * columns
 
 
@@ -164,7 +164,7 @@ def axes(chain: EqnChain) -> ChosenAxes | None:
 
 
 def _chosen(eqn: Eqn) -> list[ChosenAxis] | None:
-  """Returns the axes of what is chosen."""
+  """Returns the axes of the chosen entries; None if the choice has another form."""
   rank = len(eqn.outvars[0].aval.shape)
   if eqn.primitive.name == "dynamic_slice":
     return [ChosenAxis(dim=d) for d in range(rank)]

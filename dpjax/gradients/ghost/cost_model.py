@@ -119,7 +119,7 @@ _HOLD_AT_MOST = 2**20
 
 
 def constants(platform: str) -> Platform:
-  """Returns the constants of a backend; accelerators share those of the GPU."""
+  """Returns the constants of a backend: those of the CPU, or of the GPU for all accelerators."""
   return _PLATFORMS["cpu" if platform == "cpu" else "gpu"]
 
 
@@ -185,9 +185,9 @@ def gram(forms: Sequence[RowForm], platform: str) -> Cost:
 
 
 def by_places(form: RowForm, platform: str) -> bool:
-  """Whether inner products of windows are summed from those of their places: it costs less.
+  """Whether it is cheaper to sum inner products of windows from inner products of their places.
 
-  Windows that overlap little, as with a stride, are fewer than their places.
+  It is not where windows overlap little, as with a stride: they are then fewer than their places.
   """
   if form.places is None:
     return False
@@ -271,7 +271,7 @@ def holds_convolution(name: str, forms: Sequence[RowForm]) -> bool:
 
 
 def held_convolution(form: RowForm) -> Cost:
-  """Cost of a convolution's gradient of one example, held for the sum."""
+  """Cost of a convolution's gradient of one example, which is held for the sum."""
   return Cost(_flops(form), form.recorded + 3 * size(form), fused=True)
 
 

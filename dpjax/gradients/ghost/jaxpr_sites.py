@@ -7,8 +7,8 @@ everything else is evaluated as it stands, so that custom derivatives stay intac
 equation that cannot be entered (cond, while, custom_vjp ...) is a site as a whole. Where a
 PARAM value must become DATA (the start of a scan's carry, say) an identity site lifts it.
 
-Of JAX this relies on `jax.make_jaxpr`, `jax.extend.core` and the names and parameters of
-the primitives in `equations.CALLS`, "scan" and those of `row_forms`; tests pin them.
+This module relies on parts of JAX that may change: `jax.make_jaxpr`, `jax.extend.core`, and names
+and parameters of primitives (in `equations.CALLS`, "scan" and in `row_forms`). Tests pin them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Site:
 
 
 class Tap(NamedTuple):
-  """A zero added to a value. Its gradient is the cotangent of that value."""
+  """A zero added to a value, so that its gradient is the cotangent of that value."""
 
   index: int
   out: int  # the position of the value among the results (or operands) of its step
@@ -216,8 +216,8 @@ def trace(
   """Traces the program of `loss_fn(params, ONE example)`; arguments may be
   ShapeDtypeStructs.
 
-  Its inputs are the leaves of params, then those of the example; its one output is DATA.
-  Leaves of a number in `lifted` are data throughout: the backward pass itself leaves their
+  The program's inputs are the leaves of params, then of the example. Its one output is DATA.
+  Leaves whose index is in `lifted` are DATA throughout: the backward pass itself gives their
   gradient per example, at one identity site each.
   """
   # A new function, since JAX caches traces by function, and the closure of a loss may have

@@ -37,9 +37,9 @@ def from_square(
   reach: Array | float = 0.0,
   more: Array | float = 0.0,
 ) -> Length:
-  """sqrt(square), where the square may lack `lost`, plus `reach` at the end.
+  """Returns the length sqrt(square) + reach.
 
-  `more` is what may be missing from `reach`.
+  `square` may be too small by up to `lost`, and `reach` by up to `more`.
   """
   norm = jnp.sqrt(square)
   longest = jnp.sqrt(square + lost)
@@ -47,7 +47,7 @@ def from_square(
 
 
 def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
-  """Norms along `axis` (None: of everything), in float32 or wider.
+  """Returns norms along `axis` (None: of everything), in float32 or wider.
 
   >>> of(jnp.array([3.0, 4.0]))
   Length(norm=Array(5., dtype=float32), longest=Array(5., dtype=float32))

@@ -1,9 +1,9 @@
 """How exactly clipped sums are multiplied, and how much longer that may make a term.
 
 A clipped sum is one product over the whole batch. In full float32 an H100 forms it at 53 Tflop/s,
-in TF32 at 255, the ordinary gradient's own precision. A rounded product may be longer than the
-exact one. So a norm is lengthened by the most that it may grow by. Then the bound holds for the sum
-as it is formed.
+in TF32, the precision of an ordinary gradient, at 255. A rounded product may be longer than the
+exact one. So the most that it may grow by is added to the norm. Then the bound holds for the sum
+as it is computed.
 
 | platform | precision of sums                | most that a product grows by |
 | -------- | -------------------------------- | ---------------------------- |
@@ -33,8 +33,8 @@ class SumPrecision(NamedTuple):
   """Precision of a clipped sum.
 
   Attributes:
-    precision: what JAX is told.
-    growth: most by which |fl(a) fl(g)| exceeds |a| |g|, as a share of it.
+    precision: precision that is passed to JAX.
+    growth: most by which |fl(a) fl(g)| exceeds |a| |g|, as a share of |a| |g|.
   """
 
   precision: lax.Precision
@@ -53,12 +53,12 @@ _FULL = ("highest", "float32")
 
 
 def of_sums(dtype: DType) -> SumPrecision:
-  """Returns the precision in which this block's machine forms clipped sums of a type.
+  """Returns the precision in which the current platform forms clipped sums of a dtype.
 
   >>> of_sums(jnp.float32).growth  # on a CPU
   0.0
   """
-  # Known to JAX's type checkers under no name.
+  # By `getattr`, since type checkers do not know this option of JAX.
   exact = getattr(jax.config, "jax_default_matmul_precision", None) in _FULL
   if exact or jnp.finfo(dtype).bits > 32:
     return _EXACT
@@ -78,10 +78,10 @@ def gram(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def in_three_parts(a: jax.Array, b: jax.Array) -> bool:
-  """Whether `gram` splits its operands.
+  """Returns whether `gram` splits its operands.
 
-  Not in a program for a card that is absent: its compiler would form each part in memory, which it
-  does not where it can try kernels.
+  It does not in a program for an absent card: there XLA cannot try kernels, and would write each
+  part to memory.
   """
   single = a.dtype == b.dtype == jnp.float32
   here = made_for.current() is None and made_for.platform() == "gpu"

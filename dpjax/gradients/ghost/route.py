@@ -108,8 +108,7 @@ def _spread(prefix: Any, params: Any) -> list[Any]:
 
 
 def pays(planned: Sequence[Unit], params: Params) -> bool:
-  """Whether this route can be better than vmap: some unit has a rule, or memory is at
-  stake."""
+  """Returns whether this route can beat vmap: some unit has a cheap rule, or the model is large."""
   general = all(unit.rule in (Rule.GRADIENT, Rule.UNUSED) for unit in planned)
   return not general or trees.size(params) > _SMALL
 
@@ -187,7 +186,7 @@ def clipped_sum(
 
 
 class _Totals(NamedTuple):
-  """Sums over the examples, by the place of their unit, and what is left to do."""
+  """Clipped sums over the examples, by the place of their unit, and those still to be formed."""
 
   sums: dict[int, Any]
   convolved: dict[int, Any]  # factors of units that are summed outside of the branch
@@ -241,7 +240,7 @@ class _Sums(NamedTuple):
       if far is not None:
         share = max((bound / math.hypot(*bounds)) ** 2, 1 / groups)
         square = square + share * jnp.square(far)
-    # Written so that a reach beyond the floats counts.
+    # Written so that NaN, from a reach beyond the floats, counts as far.
     return ~(square <= 1)
 
   def sharing_cotangents(self, chosen: Sequence[int]) -> list[list[int]]:
@@ -255,7 +254,7 @@ class _Sums(NamedTuple):
     return list(groups.values())
 
   def one_by_one(self) -> _Totals:
-    """Forms each sum by itself, but those of convolutions."""
+    """Forms each sum separately, except sums of convolutions, whose factors it returns."""
     places = range(len(self.units))
     convolved = {
       i: self.factors_of(i) for i in places if unit_rules.convolves(self.units[i])
@@ -264,7 +263,8 @@ class _Sums(NamedTuple):
     return _Totals(sums, convolved)
 
   def _is_again(self, i: int) -> bool:
-    """Whether a unit is summed in a loop. A compiled loop is not compiled twice."""
+    """Returns whether a unit is summed in a loop, which stays outside the branches, so that it is
+    compiled once."""
     return sum_of(self.units[i]) is Sum.AGAIN
 
   def _begun(self) -> dict[int, Any]:
@@ -273,10 +273,10 @@ class _Sums(NamedTuple):
     return {i: unit_rules.no_sums(self.units[i], self.flow, self.recorded) for i in again}
 
   def usual(self) -> dict[int, Any]:
-    """Forms the sums of a batch without a rare or dropped example; of others they are arbitrary.
+    """Forms the sums of a batch without rare or dropped examples; wrong for any other batch.
 
-    An accelerator is bound by memory. Here no operand is copied to drop an example from it, and
-    no sum to add terms to it.
+    An accelerator is bound by memory, so nothing is copied here: neither operands, to drop an
+    example from them, nor sums, to add terms to them.
     """
     at_once = [i for i in range(len(self.units)) if not self._is_again(i)]
     sums = {}
@@ -306,7 +306,7 @@ class _Sums(NamedTuple):
 
 
 class _Weights(NamedTuple):
-  """Factors of the examples with what they follow from; trees of [B], one for each clip norm."""
+  """Clip factors of the examples, and the lengths behind them; trees with a [B] per clip norm."""
 
   factors: Any
   longest: Any  # longest that the gradients of a group can be
@@ -314,7 +314,7 @@ class _Weights(NamedTuple):
 
 
 def _weights(groups: Any, clip: Clip, mask: jax.Array) -> _Weights:
-  """Returns the factors of gradients of these lengths, a tree of Length [B]."""
+  """Returns the clip factors of gradients whose lengths are `groups`, a tree of Length [B]."""
   pick = lambda name: jax.tree.map(lambda _, g: getattr(g, name), clip.norms, groups)
   longest = pick("longest")
   factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
@@ -347,7 +347,7 @@ def _with_rows_alone(
 
   def clipped(gradients):
     by_leaf = treedef.unflatten(_by_leaf(ordered, gradients))
-    # Of the very numbers that are added, so that no rounding comes between.
+    # The norm of the very numbers that are added, so that no rounding comes between.
     groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
     rows = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     weights = _weights(rows, clip, jnp.ones(1, bool))
@@ -376,10 +376,10 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
   """Returns fn(... fn(fn(first, i), j) ..., k) over the rows i < j < ... < k that are True.
 
   Args:
-    fn: `(carry, row) -> carry`, of `ExactSum`s and what stands beside them; it may close over
-      arrays of the whole batch.
+    fn: `(carry, row) -> carry`, where a carry may hold `ExactSum`s and other arrays. It may close
+      over arrays of the whole batch.
     rows: [B] bool.
-    first: the first carry, sums and what stands beside them.
+    first: the first carry.
   """
 
   def step(state):

@@ -40,7 +40,7 @@ class RowFactors(NamedTuple):
 
 
 class PlaceGram(NamedTuple):
-  """Inner products of windows, from those of the places that the windows are made of.
+  """Inner products of windows, computed from inner products of the places in them.
 
   Two windows have the inner product sum_o <x[t + o], x[s + o]>, over the kernel's offsets o. So
   each pair of places is multiplied once, not once for every offset, and no window is copied.
@@ -82,8 +82,8 @@ def find(site: Site) -> RowForm | None:
 def precisions(sites: Sequence[Site]) -> set[bool]:
   """Returns whether rows are in double precision: of operands and of cotangents.
 
-  A norm of rows includes the rounding and the underflow of one type. In a sum with rows in double
-  precision, those of float32 would be left out.
+  A norm of rows includes rounding and underflow of one type only. If one side is in double
+  precision, the errors of the other side's float32 would be left out.
   """
   avals = [
     aval for site in sites for aval in (*(v.aval for v in site.data), *site.out_avals)
@@ -92,7 +92,7 @@ def precisions(sites: Sequence[Site]) -> set[bool]:
 
 
 def _split_loops(site: Site) -> tuple[list[int], list[int]]:
-  """Axes of scans that step through the parameter, and of those that reuse it."""
+  """Returns axes of the scans that step through the parameter, and of those that reuse it."""
   sliced = [i for i, loop in enumerate(site.loops) if loop in site.sources[0].loops]
   return sliced, [i for i in range(len(site.loops)) if i not in sliced]
 
@@ -575,7 +575,7 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
-  """Inner products [N, Ta, Tb] of left rows of two sites. Those in different blocks have none."""
+  """Inner products [N, Ta, Tb] of left rows of two sites; 0 for rows in different blocks."""
   gram = _side_gram(a.left, b.left)
   if a.chosen is None or b.chosen is None:
     return gram
@@ -583,7 +583,7 @@ def _left_gram(a: RowFactors, b: RowFactors) -> jax.Array:
 
 
 class RowLengths(NamedTuple):
-  """Length of an example's gradient, and of the rows that it is the sum of."""
+  """Length of an example's gradient, and of the rows whose sum it is."""
 
   length: Length
   # Sum of the lengths of both sides: []. Underflow in one counts times the other's.
@@ -593,7 +593,7 @@ class RowLengths(NamedTuple):
 
 
 def outer_length(rows: RowFactors) -> RowLengths:
-  """|left^T right| for a single row: |left| |right|, block by block."""
+  """Returns |left^T right| of a single row: |left| |right|, block by block."""
   right = lengths.of(rows.right, axis=(1, 2))  # [N]
   if not is_float(rows.left):
     return RowLengths(_over_blocks(right), jnp.sum(right.longest))
@@ -616,11 +616,11 @@ def _over_blocks(each: Length) -> Length:
 def gram_length(
   parts: Sequence[RowFactors], left_grams: Sequence[jax.Array | None] = ()
 ) -> RowLengths:
-  """|sum of left^T right| through the T x T products of rows (ghost norm).
+  """Returns |sum of left^T right| through the T x T products of rows (ghost norm).
 
-  Rounding is added to the norm: where rows cancel, the sum of pairs could otherwise
-  come out below the square of the gradient that is then clipped with it. So is underflow
-  of the products of either side, and of the pairs.
+  The most that rounding may change is added to the norm: where rows cancel, the sum of pairs could
+  otherwise be below the square of the gradient that is clipped by it. The most that underflow may
+  take from the products of either side, and from the pairs, is added too.
 
   An inner product of K numbers, in whichever order a backend adds them, is off by at most
   K eps / 2 times the lengths of both rows (Higham 2002, section 3.1). Constant rows come
@@ -774,13 +774,13 @@ def _row_lengths(side: jax.Array) -> Length:
 
 
 def product(rows: RowFactors, left_size: int, *, as_sums: bool = False) -> jax.Array:
-  """left^T right: [N, K, P], in float32 or wider.
+  """Returns left^T right: [N, K, P], in float32 or wider.
 
   Args:
     rows: both sides.
     left_size: K.
-    as_sums: multiply in the precision of sums (`precision.of_sums`), which may make the product
-      longer than that of the rows.
+    as_sums: multiplies in the precision of sums (`precision.of_sums`). Rounding may then make the
+      product longer than the exact product of the rows.
   """
   if rows.chosen is not None:
     return _product_by_blocks(rows, left_size)
@@ -802,7 +802,7 @@ def product(rows: RowFactors, left_size: int, *, as_sums: bool = False) -> jax.A
 
 
 def _product_by_blocks(rows: RowFactors, left_size: int) -> jax.Array:
-  """left^T right, each row in the block that it chose: [N, K, P]."""
+  """Returns left^T right, with each row in the block that it chose: [N, K, P]."""
   left = trees.at_least_float32(rows.left)
   right = trees.at_least_float32(rows.right)
   width = left.shape[-1]

@@ -73,7 +73,7 @@ def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
 
 
 def finished(first: Norms) -> Norms:
-  """Adds the norms of held gradients, from the arrays that are summed."""
+  """Adds norms to held gradients, computed from the very arrays that are summed."""
   if first.lengths or first.held is None:
     return first
   flat = (x.reshape(x.shape[0], -1) for x in first.held)  # [B, size] each
@@ -159,7 +159,7 @@ def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
 
 
 def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
-  """Returns the norms of rows; of no rows at all, 0."""
+  """Returns the norms of a unit from its rows; 0 for an unused unit."""
   if unit.rule is Rule.UNUSED:
     zero = jnp.zeros(loss.shape, jnp.float32)  # []
     return Norms((Length(zero, zero),), None)
@@ -167,7 +167,7 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
   if unit.rule is Rule.OUTER:
     return _of_rows(row_forms.outer_length(parts[0]))
   if unit.rule is Rule.GRAM:
-    # Windows that are not read are not copied.
+    # With inner products from places, the windows are never read, so XLA does not copy them.
     known = [
       form.places.build(data[site.index])
       if form.places and cost_model.by_places(form, made_for.platform())
@@ -270,7 +270,7 @@ def transpose(
   wide: bool = False,
   exactness: lax.Precision = lax.Precision.HIGHEST,
 ):
-  """The site's transpose at these cotangents, summed over the scans around it."""
+  """Returns the site's transpose at these cotangents, summed over the scans around it."""
   fn = _over_loops(_site_fn(site, wide, exactness), site)
   primals, back = jax.vjp(lambda *params: fn(params, data), *seen)  # [*site.loops, *result]
   return back(jax.tree.map(lambda g, y: tapped.cast(g, y.dtype), cotangents, primals))
@@ -320,9 +320,9 @@ def totals(
   A factor of exactly 0 drops its example, whatever its operands hold.
 
   Args:
-    finite: whether every example has a finite norm, as the caller's branch knows; None: it
-      does not, and what is dropped is found here.
-    begun: what a unit's loop (`Sum.AGAIN`) adds its terms to; None: zeros.
+    finite: whether every example has a finite norm, if the caller's branch knows; None: unknown,
+      and tested here.
+    begun: sums to which a unit's loop (`Sum.AGAIN`) adds its terms; None: zeros.
   """
   how = sum_of(unit)
   if how is Sum.ZERO:
@@ -342,8 +342,8 @@ def totals(
   if how is Sum.AGAIN:
     begun = no_sums(unit, flow, recorded) if begun is None else begun
     return _one_by_one(unit, flow, recorded, first, factors, begun)
-  # A non-finite operand makes its example's norm infinite or NaN, or is where no parameter
-  # is reached. So finite norms imply finite operands.
+  # A non-finite operand of a site makes its example's norm infinite or NaN. So finite norms imply
+  # finite operands.
   known = all_finite([first]) if finite is None else finite
   return _transposed(unit, flow, recorded, factors, finite=known)
 
@@ -403,9 +403,9 @@ def _one_by_one(
 ):
   """Adds each example's gradient, formed again in a compiled loop, times its factor.
 
-  Where terms cancel, or a custom derivative is not linear, the transpose at c_i g_i is not
-  c_i times the gradient that the norm was taken of. Formed again, the gradient is held to
-  that norm.
+  If terms cancel or a custom derivative is not linear, the transpose at c_i g_i is not c_i times
+  the gradient whose norm was taken. So the gradient is formed again, and scaled down where it
+  exceeds that norm.
   """
   gradients = _one_gradient(unit, flow)
   data, cotangents, depth = _arrays([unit], recorded)
@@ -439,9 +439,9 @@ def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
 
 
 def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
-  """factor * grad [*leaf] of ONE example, where grad is held to the length of its first
-  evaluation."""
-  # In units of that length, so that squares are normal numbers wherever they count.
+  """Returns factor * grad [*leaf] of ONE example, scaled down if grad is longer than when its norm
+  was taken."""
+  # Computed in units of that length, so that squares are normal numbers wherever they count.
   most = float(jnp.finfo(longest.dtype).max) ** 0.8
   unit = jnp.where(jnp.isfinite(longest), jnp.clip(longest, 1 / most, most), 1)
   again = lengths.of(trees.at_least_float32(grad) / unit).longest * unit  # []
@@ -479,9 +479,9 @@ def loses_terms(
 def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Array | None:
   """Returns how far an example's rows can move the sum of others, over what is allowed: [B].
 
-  Rows that cancel stand in the sum of a batch until the last of them is added. N rows of others
-  are rounded there with numbers of half the reach R of those rows. In whichever order they are
-  added, that changes the sum by at most N eps / 2 times R / 2.
+  Rows that cancel remain in the sum of a batch until the last of them is added. Meanwhile N rows
+  of others are added and rounded at numbers of up to half the reach R of the canceling rows. In any
+  order of addition, that changes the sum by at most N eps / 2 times R / 2.
 
   Args:
     unit: unit whose sum may be a transpose.
@@ -490,7 +490,7 @@ def stray(unit: Unit, first: Norms, factor: jax.Array, bound: float) -> jax.Arra
     bound: their clip norm, positive.
 
   Returns:
-    None where it cannot show.
+    None if the first pass measured no reach.
   """
   if first.reach is None:
     return None
@@ -676,7 +676,7 @@ def _transpose_at(site: Site, seen, args, *, call, finite):
 
 
 def _is_long(form: RowForm, dtype: Any, count: int) -> bool:
-  """Whether rows of a table are added in parts. `form` is that of the whole batch."""
+  """Whether rows of a table are added in parts; `form` describes the whole batch."""
   # Other devices are left as they are: nobody has timed parts there.
   left = jnp.finfo(dtype).bits > 32 or made_for.platform() != "cpu"
   few = form.rows <= _ROWS_OF_TABLE or count <= _examples_of_sum(form.rows // count)

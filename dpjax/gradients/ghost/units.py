@@ -2,9 +2,9 @@
 
 Leaves that reach a common site form one *unit* with all their sites. A unit of one leaf
 that reaches its sites unchanged, up to rearrangement, takes its norm from rows
-(`row_forms`), as does a unit whose leaves are joined into one array, where they share a
-clip norm; any other takes the per-example gradients of its leaves, one example or one
-unit at a time, freed after their norm.
+(`row_forms`). So does a unit whose leaves are joined into one array and share a clip norm. Any
+other unit forms the per-example gradients of its leaves, one example or one unit at a time, and
+frees them after their norm.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Unit(NamedTuple):
 
 
 def sum_of(unit: Unit) -> Sum:
-  """Chooses the sum. A transpose at c_i g_i must be c_i times the one at g_i, up to a
-  rounding that the norm includes (`row_forms`), and 0 at 0. Rows and entrywise sums are."""
+  """Chooses how to form the sum. TRANSPOSE needs a transpose that is linear in g_i, up to a
+  rounding that the norm includes (`row_forms`). That of rows and of entrywise sums is."""
   if unit.rule is Rule.UNUSED:
     return Sum.ZERO
   if unit.hold:

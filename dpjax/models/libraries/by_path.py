@@ -2,10 +2,10 @@
 
 A linen module has that form already: `init(key, x)` makes parameters, `apply(params, x)` makes
 outputs. For each other library one file here gives its models the same two functions, and
-`LIBRARIES` has one row. Parameters are nested dictionaries under "params" for all of them. So
-names in params.npz, checkpoints, `pretrained`, `trainable` and clipping know no library.
+`LIBRARIES` has one row. All have parameters as nested dictionaries under "params". So names in
+params.npz, checkpoints, `pretrained`, `trainable` and clipping do not depend on the library.
 
-What every adapter keeps:
+Rules that every adapter keeps:
 
 - A model holds nothing that steps change, except its parameters. BatchNorm, counters and caches
   are refused: the loss of one example could not carry them to the next step.
@@ -43,7 +43,7 @@ class Model(Protocol):
 
     Args:
       key: typed key of the run's first parameters.
-      x: [1, ...], whose shape counts alone.
+      x: [1, ...]; only its shape is used.
     """
     ...
 
@@ -79,7 +79,7 @@ def find(path: str) -> Callable[..., Any]:
   """Returns the class or function at a user's path.
 
   Raises:
-    UserError: it cannot be imported, or is a class that can make nothing that a launcher takes.
+    UserError: it cannot be imported, or is a class of no model that a launcher takes.
   """
   part = names.find(path, "model")
   if isinstance(part, type) and not is_model_class(part):
@@ -103,8 +103,8 @@ def build(path: str, **options: Any) -> Any:
   """Returns the model that the class or function at a path makes with these options.
 
   Returns:
-    A linen module, or a `Model`. That of a constructor that takes a key is built later, as a
-    run has the key and the shape of an example later.
+    A linen module, or a `Model`. A constructor that takes a key is called later, when the run has
+    the key and the shape of an example.
   """
   part = find(path)
   library = _of_constructor(part)
@@ -143,7 +143,7 @@ def not_linen(name: str, kind: type) -> UserError:
 def _has_made(value: object) -> Library | None:
   """Returns the library of a module or of a class of modules; None for anything else.
 
-  A library that nobody imported can have made nothing, so none is imported here.
+  No library is imported here: one that was never imported cannot have made the value.
   """
   kind = value if isinstance(value, type) else type(value)
   for library in LIBRARIES:

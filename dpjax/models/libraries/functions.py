@@ -39,7 +39,7 @@ class FunctionModel:
 
   def init(self, key: Array, x: Any) -> Params:
     """Returns first parameters; see `by_path.Model.init`."""
-    # Shapes count alone: a model must not start from a record.
+    # Only shapes are kept: constants of a model must not depend on a record.
     self._first = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, x))
     return parts_lib.params_of(self._init(key, x), self._name_of, self._path)
 

@@ -17,7 +17,7 @@ import jax
 from dpjax.types import Array, Params
 from dpjax.validate import UserError
 
-# What a model of any library must not have.
+# Message for BatchNorm, which no model of any library may have.
 MIXES = "its BatchNorm mixes examples; use GroupNorm, which sees one example"
 # Arguments of `__call__` that say whether a model trains -> their value in training.
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
@@ -44,8 +44,8 @@ class Modes:
     return self.module.init(key, x, **self._evaluating)
 
   def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Array:
-    """Computes outputs [B, ...]: in training mode with a key, which one example draws from;
-    else in evaluation mode."""
+    """Computes outputs [B, ...]: in training mode if `key`, that of ONE example, is given, else in
+    evaluation mode."""
     if key is None:
       return self.module.apply(params, x, **self._evaluating)
     rngs = {"dropout": key, "params": jax.random.fold_in(key, _OTHER_KEY)}
@@ -75,11 +75,11 @@ def modes(module: Any) -> Any:
 
 
 def draws(model: Any, params: Params, first: Any, path: str) -> bool:
-  """Whether the model needs a key in training (dropout).
+  """Returns whether the model needs a key in training (dropout).
 
   Args:
     model: as `modes` returns it.
-    first: [1, ...], whose shape counts alone.
+    first: [1, ...]; only its shape is used.
     path: name of the model, for messages.
 
   Raises:
@@ -108,7 +108,7 @@ def _needs_key(run: Callable[[], Any]) -> bool:
 
 
 def parameters_of(part: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-  """Returns the parameters of a class or function; those of native code are any.
+  """Returns the parameters of a class or function; `**options` alone for native code.
 
   >>> list(parameters_of(lambda num_classes, rngs: None))
   ['num_classes', 'rngs']

@@ -136,7 +136,7 @@ class NnxModel(parts_lib.ConstructedModel):
 
 
 def _name_of(path: Any, leaf: Array) -> str | None:
-  """Returns a parameter's name; None for what stands in the second part of a split."""
+  """Returns a parameter's name; None for a leaf of the second part of a split."""
   del leaf
   which, *names = path
   if which.idx:

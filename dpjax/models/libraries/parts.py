@@ -35,7 +35,7 @@ class ConstructedModel:
     self._shapes: dict[str, Any] = {}
 
   def _note_shape(self, x: Any) -> None:
-    """Keeps the shape of one example for the constructor, where it asks for it."""
+    """Keeps the shape of one example if the constructor asks for it."""
     if self._shaped:
       self._shapes = {
         by_path.INPUT_SHAPE: jax.tree.map(lambda leaf: jnp.shape(leaf)[1:], x)
@@ -49,7 +49,7 @@ class NameOf(Protocol):
   """Names the parameters of one library."""
 
   def __call__(self, path: Any, leaf: Any, /) -> str | None:
-    """Returns a parameter's name by its path in the tree; None for what is no parameter."""
+    """Returns a parameter's name by its path in the tree; None if the leaf is no parameter."""
     ...
 
 
@@ -111,7 +111,7 @@ def parts_of(build: Callable[[Array], Any], name_of: NameOf) -> Parts:
   [1.0, 3]
   """
   # A model is often called first inside a traced function. Constants of that trace must not
-  # stay here, and nnx takes an array that is traced for a setting.
+  # outlive it, and nnx would take a traced array for a setting.
   with jax.ensure_compile_time_eval():
     leaves, treedef = jax.tree_util.tree_flatten_with_path(build(jax.random.key(0)))
   names = [
@@ -127,7 +127,7 @@ def keystr(path: Sequence[Any]) -> str:
 
 
 def _check_names(names: list[str], path: str) -> None:
-  """Raises UserError unless the names can be those of files and of nested dictionaries."""
+  """Raises UserError unless the names are usable in files and as keys of nested dictionaries."""
   if not names:
     raise UserError(
       "must have parameters: arrays of floats", field="model.name", value=path

@@ -18,7 +18,7 @@ def draws(model: Any, params: Params, first: Any, path: str) -> bool:
 
   Args:
     model: linen module, as `linen_modules.modes` returns it, or a `Model`.
-    first: [1, ...], whose shape counts alone.
+    first: [1, ...]; only its shape is used.
     path: the user's import path, for messages.
 
   Raises:
