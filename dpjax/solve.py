@@ -36,7 +36,7 @@ class Question(NamedTuple):
   epsilon: float | None
   noise_multiplier: float | None
   num_steps: int | None
-  # Only batch size / num_examples for "fixed_size"; only 1 / steps per pass for passes.
+  # Whole batches or passes must have it: b / num_examples for a "fixed_size" batch of b.
   sampling_prob: float | None
   delta: float
   sampler: str  # one of SAMPLERS

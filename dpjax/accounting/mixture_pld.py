@@ -16,14 +16,15 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special, stats
 
-# Beyond it, in standard deviations, a normal has a mass of 1e-23.
+# Standard deviations beyond which a normal has a mass below 1e-23.
 _TAIL = 10.0
 _LEAST_MASS = 1e-23
 _NEWTON = 100
-# Losses of a long grid between two of which the thresholds are found first.
+# On a long grid, thresholds are first found for every so many losses, and then in between.
 _KNOT_DISTANCE = 256
 _MOST_COUNTS = 256
-# Above so many numbers those that are rarer than delta can tell are taken together.
+# If there are more numbers of successes than this, those that are together rarer than `_RARE` are
+# merged into one.
 _FEW = 16
 _RARE = 1e-25
 _LARGEST_PAIR = 50.0
@@ -32,18 +33,20 @@ _ROUNDING = 1e-16
 
 
 def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
-  """Returns numbers of successes and their chances, [k]; fewer than 260 of them.
+  """Returns numbers of successes and their chances, [k] with k < 260.
+
+  Rare numbers are replaced by the largest one, which costs no less privacy.
 
   Args:
-    trials: 256 or less, or so many that `trials * prob` is 1 or less.
-    prob: of each.
+    trials: at most 256, or `trials * prob` at most 1.
+    prob: chance that one trial succeeds.
 
   >>> binomial_counts(2, 0.5)
   (array([0., 1., 2.]), array([0.25, 0.5 , 0.25]))
   """
   counts = np.arange(min(trials, _MOST_COUNTS) + 1)
   chances = np.asarray(stats.binom.pmf(counts, trials, prob), float)
-  # All together are less than delta can tell, and their logarithms would be infinite.
+  # The logarithms below would be infinite. Such chances are far below any delta.
   kept = chances > 1e-300
   counts = counts[kept].astype(float)
   chances = chances[kept] / chances[kept].sum()
@@ -75,14 +78,14 @@ def typical_renyi_two(*, chances: np.ndarray, shifts: np.ndarray) -> float:
 def mixture_pld(
   *, chances: np.ndarray, shifts: np.ndarray, interval: float
 ) -> pld_lib.PrivacyLossDistribution:
-  """Returns the privacy loss distribution of both directions, on a grid of `interval`.
+  """Returns the privacy loss distribution of P against Q and Q against P, on a grid.
 
   Guarantee: an upper bound at any interval (Doroshenko et al. 2022, arXiv:2207.04380).
 
   Args:
     chances: p_i, above 0, summing to 1, [k].
     shifts: s_i, in standard deviations of the noise, rising, at least 0, [k].
-    interval: distance of the losses.
+    interval: distance between neighbouring losses of the grid.
 
   >>> pld = mixture_pld(chances=np.array([1.0]), shifts=np.array([1.0]), interval=1e-3)
   >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)  # of a Gaussian of noise multiplier 1

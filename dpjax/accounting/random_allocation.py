@@ -68,7 +68,7 @@ from dpjax import validate
 _CELLS = (2**16, 2**20)
 # Wanted width of a cell, in s. The variance that it adds is negligible.
 _FINE = 0.05
-# Standard deviations of a term's loss inside the window: for z >= 1, and for less noise.
+# Standard deviations of a term's loss that the window covers: for z >= 1, and for z < 1.
 _TAILS = (8.0, 7.0)
 # From this 1 / z on no amplification is claimed, since almost none is left.
 _MOST_SHIFT = 4.0
@@ -82,7 +82,7 @@ _LONG_UNIT = float(np.finfo(np.longdouble).eps) / 2
 
 
 class _Masses(NamedTuple):
-  """Masses of the sum at (first + i) h, under P where the record is removed, else under Q."""
+  """Masses of the sum at (first + i) h: under P for a removed record, under Q for an added one."""
 
   width: float  # h
   first: int
@@ -93,17 +93,17 @@ class _Masses(NamedTuple):
 def allocation_pld(
   num_steps: int, noise_multiplier: float, *, interval: float, cells: int = 0
 ) -> pld_lib.PrivacyLossDistribution:
-  """The privacy loss distribution of one pass: pessimistic at any interval, any cells.
+  """Returns the privacy loss distribution of one pass, an upper bound at any interval and cells.
 
   Args:
-    num_steps: T of the pass.
+    num_steps: T, steps of the pass.
     noise_multiplier: z, std / l2_clip_norm.
-    interval: interval of the grid of losses.
-    cells: number of cells of the grid of likelihood ratios, a power of two; 0: as many as help.
+    interval: distance between neighbouring losses of the grid.
+    cells: number of cells of the grid of likelihood ratios, a power of two; 0 chooses it.
 
-  Guarantee: dominates one pass, adaptive or not, under add_or_remove_one and
-  replace_special; see the proof above. Where 1 / z is outside [.001, 4] no amplification
-  is claimed: it is that of one Gaussian sum, of which a pass is the mixture.
+  Guarantee: dominates one pass, adaptive or not, under add_or_remove_one and replace_special;
+  see the proof above. For 1 / z outside [.001, 4] no amplification is claimed: the result is
+  that of one Gaussian sum, which a pass never exceeds.
 
   >>> pld = allocation_pld(200, 1.0, interval=4e-4, cells=2**16)
   >>> round(pld.get_epsilon_for_delta(1e-5), 2)
@@ -132,7 +132,7 @@ def allocation_pld(
 
 
 def _positive(term: _Masses, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
-  """Points of the window where L > 0, with their masses."""
+  """Returns the likelihood ratios L > 0 of the window, and their masses."""
   start = int(term.first == 0)
   ratios = (term.first + np.arange(start, len(term.masses))) * (term.width / num_steps)
   return ratios, term.masses[start:]
@@ -178,7 +178,7 @@ class _Window(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _masses_of_sum(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Masses:
-  """The distribution of X_1 + .. + X_T, under P (`removed`) or Q."""
+  """Returns the distribution of X_1 + .. + X_T, under P (`removed`) or Q."""
   window = _window(num_steps, shift, cells, removed=removed)
   term_masses, beyond = _one_term(shift, window.width, window.cap + 1, removed=removed)
   having = term_masses * np.arange(len(term_masses)) * window.width if removed else None
@@ -194,8 +194,8 @@ def _masses_of_sum(num_steps: int, shift: float, cells: int, *, removed: bool) -
 
 
 def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Window:
-  """Returns the window of nearly all mass. Mass outside is added to delta, so any window is
-  sound."""
+  """Returns a window that holds nearly all mass. Mass outside counts into delta, so that every
+  window gives an upper bound."""
   deviation = math.sqrt(num_steps * math.expm1(shift**2))
   if removed:
     tail = _TAILS[shift > 1]
@@ -301,7 +301,7 @@ def _tail(
   bound."""
   if not above and edge <= 0:
     return 0.0
-  # of a term, relative to an equal share
+  # Distance of a term from its equal share of the edge, in cells.
   places = np.arange(len(masses)) - edge / num_steps
   # Any rate gives a valid bound, so the best of several is taken. The largest rate keeps
   # exp within float64.
