@@ -63,6 +63,5 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     # All bins come from one draw per run, so step t does not need the steps before it.
     bins = once(seed).integers(self.num_bins, size=num_examples)
-    # A bin of random size may exceed the capacity. That must raise, since a cut would be
-    # another scheme.
+    # A bin may exceed the capacity. Then `checked` raises: a cut batch would be another scheme.
     return self.checked(np.flatnonzero(bins == step % self.num_bins), step)
