@@ -98,7 +98,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
 
   @property
   def rate(self) -> float:
-    """Probability that one example is in a batch."""
+    """Returns the probability that one example is in a batch."""
     return _rate(self.prob, self.min_sep)
 
   @staticmethod

@@ -34,7 +34,7 @@ class Participation(NamedTuple):
 
   min_sep: int  # any two of its steps differ by at least this
   cyclic: bool  # whether they differ by a multiple of min_sep
-  sampling_prob: float = 1.0  # chance that it takes part in a step that may be its own
+  sampling_prob: float = 1.0  # chance that it takes part in its turn; 1: it always does
 
 
 class Sizing(NamedTuple):
@@ -157,7 +157,7 @@ class Sampler(abc.ABC):
 
   @classmethod
   def prob_in_turn(cls, size: Sizing) -> float:
-    """Returns the chance that an example takes part in a step that may be its own."""
+    """Returns the chance that an example takes part in its turn; 1 for samplers without turns."""
     del size
     return 1.0
 

@@ -39,7 +39,7 @@ class UserBlocks:
   """Examples grouped by user. `len` counts users, and indexing gathers blocks.
 
   `blocks[users]` is a `Batch` of examples [len(users), m, ...] and mask [len(users), m], where m is
-  the largest number of examples that a user keeps.
+  the `max_examples_per_user` of `group_by_user`.
   """
 
   data: Indexed
