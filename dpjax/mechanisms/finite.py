@@ -1,6 +1,6 @@
 """Finite precision: exact values before the noise, a public grid after it.
 
-A guarantee is proved for real numbers. In floats four things could break it:
+Guarantees are proved for real numbers. With floats four things could break them:
 
 | fault                                             | what is done here                      |
 | ------------------------------------------------- | -------------------------------------- |
@@ -12,12 +12,12 @@ A guarantee is proved for real numbers. In floats four things could break it:
 | noise is lost beside large scores (1e30)          | scores are taken relative to the       |
 |                                                   | largest one, exactly: `gaps`           |
 
-The step is the power of two between scale / 2^8 and scale / 2^7. What is left, stated and not
-proved: the chance of one grid point is that of rounded real noise up to a factor 1 +- 2^-13
-within four scales of the value and 1 +- 2^-9 at 40 scales (2^-42 and 2^-38 in float64), for that
-is how few floats lie in a cell. The factor is that of ONE number: d numbers of one release, and
-releases one after another, multiply theirs, by about its sqrt(d)-th power. So float32 cannot
-carry an epsilon much below 2^-10, nor 10^8 numbers at 1; use x64 there.
+The step is the power of two between scale / 2^8 and scale / 2^7. What follows is NOT proved: the
+chance of one grid point is that of rounded real noise up to a factor 1 +- 2^-13 within four scales
+of the value and 1 +- 2^-9 at 40 scales (2^-42 and 2^-38 in float64), since only so few floats lie
+in a cell. The factor is that of ONE number. For d numbers, of one release or of several, the
+factors multiply, to about the sqrt(d)-th power. So float32 is too coarse for an epsilon much below
+2^-10, or for 10^8 numbers at epsilon 1; use x64 there.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class LeastSquares:
     return self.noisy(key, *exact_sums(self, x, y))
 
   def projected(self, x: ArrayLike | Rows, directions: ArrayLike) -> np.ndarray:
-    """Returns clip(x) @ directions for x [n, ...] and public directions [d, m]: [n, m]. NOT private.
+    """Returns clip(x) @ directions for x [n, ...], public directions [d, m]: [n, m]. NOT private.
 
     With fewer numbers for each example, the release has less noise in all. Orthonormal directions
     make no row longer; the mechanism clips the result in any case.
@@ -320,7 +320,7 @@ _MOST_CLASSES = 2**20
 def centred_labels(y: ArrayLike, num_classes: int) -> np.ndarray:
   """Returns the rows e_y - 1 / K of classes y [n]: [n, K], of norm sqrt(1 - 1 / K).
 
-  They are shorter than e_y, so the noise is smaller. Decisions are the same, since a part of the
+  They are shorter than e_y, so they need less noise. Decisions are the same, since a part of the
   weights that all classes share changes no argmax. A class outside [0, K) gets a row of zeros.
 
   >>> centred_labels(np.array([1]), 2).tolist()

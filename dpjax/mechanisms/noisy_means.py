@@ -97,7 +97,7 @@ class NoisyMeans(abc.ABC):
   def noisy_mean_of(
     self, key: jax.Array, high: Array, low: Array, norm: Array
   ) -> jax.Array:
-    """Returns the noisy mean of vectors with clipped sum high + low, exact in units of `norm`."""
+    """Returns the noisy mean, from the exact clipped sum high + low in units of `norm`."""
     mean = norm * self._sums.on(key, high, low) / float(self.normalize_by)
     # Later computations need finite numbers, and the mean may be anything with noise.
     return jnp.clip(mean, -HUGE, HUGE)
@@ -153,9 +153,9 @@ class NoisyMeans(abc.ABC):
 
   @abc.abstractmethod
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
-    """Returns statistics of `x`. Each field builds on the earlier fields of `before`.
+    """Returns statistics of `x`, in which each field is computed from earlier fields of `before`.
 
-    A check of one sum can thus hold the releases before it fixed.
+    A test of one sum can so keep the releases before it fixed.
     """
 
   def noisy_totals(self, released: Any) -> list[np.ndarray]:

@@ -35,8 +35,8 @@ class RandomizedResponse:
   | below 0, above k-1  | the nearest of 0 and k-1 responds      |
   | floats              | UserError                              |
 
-  The probability of a changed label is rounded up, to a multiple of 2^-128, so it is never too
-  small for the guarantee.
+  The probability that a response is drawn at random is rounded up, to a multiple of 2^-128, so it
+  is never too small for the guarantee.
 
   >>> mechanism = RandomizedResponse(epsilon=math.log(3), num_categories=2)
   >>> round(mechanism.keep_prob, 6)
