@@ -73,7 +73,7 @@ def allocation_rdp(
 
 
 def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
-  """D_a(P | Q) at orders above 1, [orders]."""
+  """Returns D_a(P | Q) at orders above 1, [orders]."""
   top = math.ceil(orders.max())
   counts = np.arange(top + 1)
   log_term = shift**2 * counts * (counts - 1) / 2 - special.gammaln(counts + 1)
@@ -105,7 +105,7 @@ def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
-  """log E L^-b / b for powers b > 0, [powers]."""
+  """Returns log(E L^-b) / b for powers b > 0, [powers]."""
   rates, logs = _laplace(shift)
   times = rates + math.log(num_steps)  # [u]
   logs = num_steps * logs

@@ -109,7 +109,7 @@ class AttackBound(abc.ABC):
   @property
   @abc.abstractmethod
   def limit(self) -> float:
-    """The largest cost that keeps the bound."""
+    """Returns the largest cost that keeps the bound."""
 
   @abc.abstractmethod
   def cost(self, profile: Profile, delta: float) -> float:

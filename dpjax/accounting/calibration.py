@@ -249,7 +249,7 @@ def _from_rdp(search: Callable[[], Any], accountant: str | None) -> Any:
 
 
 class Unreachable(UserError):
-  """The search range holds no answer that keeps the epsilon or the bound that was asked for."""
+  """Raised if no answer in the search range keeps the requested epsilon or bound."""
 
 
 def _unreachable(last: str, cost: float, target: Target) -> Unreachable:

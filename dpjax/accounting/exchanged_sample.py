@@ -167,7 +167,7 @@ def exchanged_rdp(
 
 
 def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
-  """Upper bounds on `_moments`: log(1 + the integral of N(0) r^a alone), by the binomial sum."""
+  """Returns upper bounds on `_moments`, [k]: log(1 + integral of N(0) r^a), by binomial sums."""
   wanted = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)]))
   logs = []
   # Where everybody is in the batch, q = 1, the sum has its last term alone.
@@ -188,7 +188,7 @@ def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.
 
 
 def _moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
-  """log E r^(a - 1) of the pair at each order, [k]."""
+  """Returns log E r^(a - 1) = (a - 1) D_a of the pair at each order, [k]."""
   # The integrand is normal around 0 and around shift * order.
   start = shift / 2
   end = max(start, shift * float(orders.max())) + _TAIL + 2

@@ -24,7 +24,7 @@ from dpjax.validate import UserError
 
 
 class BudgetExceeded(UserError):
-  """The run would cost more than its budget."""
+  """Raised if a run would cost more than its budget."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ class LossMasses(NamedTuple):
 
   @property
   def losses(self) -> np.ndarray:
-    """The privacy loss of each mass, [n], rising."""
+    """Returns the privacy loss of each mass, [n], rising."""
     return (self.lowest + np.arange(len(self.probs))) * self.interval
 
   def profile(self) -> Profile:

@@ -127,7 +127,7 @@ def _losses(points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray) -> 
 def _losses_and_slopes(
   points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The loss L at each point and its derivative there, [n] each."""
+  """Returns the loss L at each point and its derivative there, [n] each."""
   # log(p_i N(s_i) / N(0)); one row for each shift, so that the sums run over long rows.
   exponents = (log_chances - shifts**2 / 2)[:, None] + shifts[:, None] * points
   largest = exponents.max(axis=0)
@@ -140,10 +140,10 @@ def _losses_and_slopes(
 def _thresholds(
   losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Points at which the loss has these values; far outside where it never does, [n].
+  """Returns the points at which L has these values, [n]; far outside if L never does.
 
   Args:
-    losses: rising or falling, [n].
+    losses: values of L, rising or falling, [n].
   """
   far = shifts[-1] + 2 * _TAIL
   starts = np.full(len(losses), far)
@@ -159,7 +159,7 @@ def _thresholds(
 def _starts_above(
   losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Points that lie above the thresholds of rising losses, but not far, [n]."""
+  """Returns points slightly above the thresholds of rising losses, [n]."""
   far = shifts[-1] + 2 * _TAIL
   places = np.arange(0, len(losses), _KNOT_DISTANCE)
   knots = _newton(np.full(len(places), far), losses[places], log_chances, shifts)
@@ -178,7 +178,7 @@ def _starts_above(
 def _newton(
   points: np.ndarray, losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Thresholds of the losses, from points above them, [n]."""
+  """Returns the thresholds of the losses by Newton's method, which starts above them, [n]."""
   far = shifts[-1] + 2 * _TAIL
   for _ in range(_NEWTON):
     values, slopes = _losses_and_slopes(points, log_chances, shifts)
@@ -211,7 +211,8 @@ def removed_deltas(
 def _deltas(
   epsilons: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray, *, removed: bool
 ) -> np.ndarray:
-  """Hockey-stick divergence of P from Q (removed) or of Q from P, at rising epsilons, [n]."""
+  """Returns the hockey-stick divergence of P from Q (`removed`), or of Q from P, at rising
+  epsilons, [n]."""
   sign = 1.0 if removed else -1.0
   at = _thresholds(sign * epsilons, log_chances, shifts)
   of_p = np.exp(log_chances) @ special.ndtr(sign * (shifts[:, None] - at))

@@ -168,7 +168,7 @@ def min_sep_epsilon(
 
 
 def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
-  """C[t + k, t] at [k, t], zero beyond the last row: all that a banded C has."""
+  """Returns C[t + k, t] at [k, t], zero beyond the last row: all entries of a banded C."""
   bands = min(strategy.bands or 1, num_steps)
   # Columns that are `bands` apart are disjoint, so one image holds them all.
   images = turn_images(strategy, num_steps, bands)
@@ -186,7 +186,7 @@ class _MinSep(NamedTuple):
   min_sep: int
 
   def losses(self, rng: np.random.Generator, number: int, present: bool) -> np.ndarray:
-    """log dP/dQ of `number` outputs, drawn under P (`present`) or Q: [number]."""
+    """Returns log dP/dQ of `number` outputs, drawn under P (`present`) or Q: [number]."""
     bands, steps = self.columns.shape
     outputs = rng.standard_normal((steps + bands, number))  # in units of the noise
     if present:
@@ -210,10 +210,11 @@ class _MinSep(NamedTuple):
       free[takes] = t + self.min_sep
 
   def _log_ratio(self, outputs: np.ndarray) -> np.ndarray:
-    """Returns the log of the sum over all sets of steps, each weighted by its chance.
-    `free[t % min_sep]` holds the sum for sets that are free from step t on. Columns of one
-    set share no row, so factors of steps multiply. Logarithms are needed: with little noise
-    one factor exceeds float64."""
+    """Returns the log of the likelihood ratio: a sum over all sets of steps, weighted by chance.
+
+    waiting[t % min_sep] holds the sum over sets after which the example may take part again at
+    step t. Columns of one set share no row, so factors of steps multiply. With little noise one
+    factor exceeds float64, so logarithms are added."""
     bands, steps = self.columns.shape
     # log 0: before the first step no state has mass.
     with np.errstate(divide="ignore"):
@@ -233,7 +234,7 @@ class _MinSep(NamedTuple):
 
 
 def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.ndarray]:
-  """Sorted log-likelihood ratios in favour of the drawn hypothesis, in both directions."""
+  """Returns sorted log-likelihood ratios in favour of the drawn hypothesis, by direction."""
   values, vectors = np.linalg.eigh(gram)
   # No Cholesky factor: the Gram matrix may be singular, and rounding may make its
   # eigenvalues negative.
@@ -265,8 +266,8 @@ def _mean_delta(losses: np.ndarray, epsilon: float) -> float:
 
 
 def _least_epsilon(losses: np.ndarray, limit: float) -> float:
-  """The least epsilon of the grid whose mean delta is at most `limit`. The mean falls with
-  epsilon, so bisection finds it."""
+  """Returns the least epsilon of the grid whose mean delta is at most `limit`; inf if none is.
+  The mean falls with epsilon, so bisection finds it."""
   low = -1
   high = len(_GRID) - 1
   # This form of the comparison also fails for NaN.
@@ -280,8 +281,8 @@ def _least_epsilon(losses: np.ndarray, limit: float) -> float:
 
 
 def _largest_mean(number: int, delta: float, log_miss: float) -> float:
-  """The largest mean m <= delta of N values in [0, 1] with exp(-N kl(m, delta)) <= the miss
-  probability. If the true mean were delta or more, so small a mean would be that rare."""
+  """Returns the largest mean m <= delta of N values in [0, 1] with exp(-N kl(m, delta)) <= the miss
+  probability. If the true mean were delta or more, a mean of at most m would be that rare."""
 
   def divergence(mean: float) -> float:
     other = (1 - mean) * math.log((1 - mean) / (1 - delta))

@@ -141,11 +141,10 @@ def _positive(term: _Masses, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
 def _spread(
   ratios: np.ndarray, masses: np.ndarray, interval: float, *, tilted: bool
 ) -> tuple[int, np.ndarray, np.ndarray]:
-  """Moves masses [cells] of L to the ends of their cells of the grid exp(interval * i),
-  with the mean of L under Q kept. Returns (first i, mass moved down by i, mass moved up by
-  i).
+  """Moves each mass of L to the two ends of its cell on the grid exp(interval * i), and keeps the
+  mean of L under Q. Returns (first i, mass moved to lower ends, mass moved to upper ends), by i.
 
-  `tilted`: masses are P's, which are L times Q's. Both shares are raised by their rounding.
+  `tilted`: masses are those of P, which are L times those of Q. Both results are rounded up.
   """
   # More mass is a larger divergence, so rounding up is sound.
   masses = masses * (1 + 16 * _UNIT / interval)
@@ -167,8 +166,8 @@ def _two_ends(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 class _Window(NamedTuple):
-  """Window in which the sum is computed: cells of width h from `first` on. A term ends at
-  `cap` h."""
+  """Window in which the sum is computed: `cells` cells of width h, from cell number `first` on.
+  Terms are cut off at `cap` cells."""
 
   width: float
   first: int
@@ -223,8 +222,8 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
 def _one_term(
   shift: float, width: float, cells: int, *, removed: bool
 ) -> tuple[np.ndarray, float]:
-  """Discretises X = exp(s Z - s^2 / 2), with the mean of each cell kept. Returns (masses at
-  0, h, .., (cells - 1) h; mass beyond the grid under P)."""
+  """Discretises X = exp(s Z - s^2 / 2), and keeps the mean of each cell. Returns (masses at 0, h,
+  .., (cells - 1) h; mass beyond the grid under P)."""
   up = np.zeros(cells - 1)
   down = np.zeros(cells - 1)
   # Near 0 the cells are wide beside the density, so closed forms are used. Further out they
@@ -297,8 +296,8 @@ def _sum(
 def _tail(
   masses: np.ndarray, having: np.ndarray | None, num_steps: int, edge: int, *, above: bool
 ) -> float:
-  """Upper bound on the mass of a sum at `edge` cells or above (or below it), by Chernoff's
-  bound."""
+  """Returns Chernoff's upper bound on the mass of a sum at or above `edge` cells; below `edge` if
+  not `above`."""
   if not above and edge <= 0:
     return 0.0
   # Distance of a term from its equal share of the edge, in cells.

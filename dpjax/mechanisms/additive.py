@@ -83,7 +83,7 @@ class Laplace:
     return finite.noised(source.laplace, key, high, low, self.scale)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.laplace_event(
       1 / float(self.epsilon), self.neighboring_relation, neighboring_relation
     )
@@ -165,7 +165,7 @@ class Gaussian:
     return finite.noised(draw, key, high, low, self.std)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.gaussian_event(
       float(self.noise_multiplier), self.neighboring_relation, neighboring_relation
     )

@@ -103,7 +103,7 @@ class SampleAndAggregateMean:
     return lower + (upper - lower) * (total / k)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting` of one call, for any number of coordinates."""
+    """Returns the event for `dpjax.accounting` of one call, for any number of coordinates."""
     return self.noise(1).event(neighboring_relation)
 
 
@@ -161,7 +161,7 @@ class SampleAndAggregateVote:
   def event(
     self, neighboring_relation: str = "add_or_remove_one", *, num_queries: int = 1
   ) -> stated.DpEvent:
-    """Event for `dpjax.accounting` of `num_queries` released labels."""
+    """Returns the event for `dpjax.accounting` of `num_queries` released labels."""
     validate.integer_at_least(1, num_queries=num_queries)
     event = self.selection.event(neighboring_relation)
     return accounting.composed(event, int(num_queries))

@@ -123,7 +123,7 @@ class BoundedMean(_Clipped):
     return jnp.clip(mean, lower, upper)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return self.noise(num_records=1).event(neighboring_relation)
 
 
@@ -189,7 +189,7 @@ class Histogram:
     return self.noise(key, self.counts(bins))
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return self.noise.event(neighboring_relation)
 
 
@@ -271,7 +271,7 @@ class Quantile(_Clipped):
     return jnp.clip(self._at(share), float(self.lower), float(self.upper))
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.pure_event(
       float(self.epsilon), self.neighboring_relation, neighboring_relation
     )

@@ -206,7 +206,7 @@ class LeastSquares:
     return std, diagonal, diagonal / math.sqrt(2)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.gaussian_event(
       float(self.noise_multiplier), self.neighboring_relation, neighboring_relation
     )

@@ -134,7 +134,7 @@ class NoisyMeans(abc.ABC):
     return vector_sum_sensitivity(1.0, neighboring_relation=self.neighboring_relation)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     relative = self.total_noise_multiplier / self._bound
     return stated.gaussian_event(relative, self.neighboring_relation, neighboring_relation)
 

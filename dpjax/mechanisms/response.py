@@ -100,7 +100,7 @@ class RandomizedResponse:
     return (shares - self.noise_parameter / k) / (1 - self.noise_parameter)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting` of one response; k > 2 composes better than its epsilon."""
+    """Returns the event of one response; for k > 2 it composes better than its epsilon alone."""
     stated.pure_event(float(self.epsilon), self.neighboring_relation, neighboring_relation)
     return dp_accounting.RandomizedResponseDpEvent(
       self.noise_parameter, int(self.num_categories)

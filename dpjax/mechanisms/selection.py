@@ -78,7 +78,7 @@ class _Selection:
     return (exact - exact.max(-1, keepdims=True)) / self.scale
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting` of one selection; only its pure epsilon is used."""
+    """Returns the event for `dpjax.accounting` of one selection; only its pure epsilon is used."""
     return stated.pure_event(
       float(self.epsilon), self.neighboring_relation, neighboring_relation
     )

@@ -87,7 +87,7 @@ class GNMax:
   def event(
     self, neighboring_relation: str = "add_or_remove_one", *, num_queries: int = 1
   ) -> stated.DpEvent:
-    """Event for `dpjax.accounting` of `num_queries` labels."""
+    """Returns the event for `dpjax.accounting` of `num_queries` labels."""
     validate.integer_at_least(1, num_queries=num_queries)
     return accounting.composed(self._noise.event(neighboring_relation), int(num_queries))
 

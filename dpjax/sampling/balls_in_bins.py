@@ -21,8 +21,9 @@ from dpjax.sampling.samplers import (
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
-  """Each example belongs to one of `num_bins` bins, drawn once and uniformly; step t takes
-  bin t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
+  """Each example belongs to one of `num_bins` bins, drawn once, uniformly and independently.
+
+  Step t takes bin t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
 
   Args:
     num_bins: steps of a pass.

@@ -181,7 +181,7 @@ class Sampler(abc.ABC):
   @property
   @abc.abstractmethod
   def padded_batch_size(self) -> int:
-    """Number of rows of every batch, padding included; constant, so that JAX compiles once."""
+    """Returns the number of rows of every batch, with padding; constant, so JAX compiles once."""
 
   @abc.abstractmethod
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
@@ -330,7 +330,7 @@ class PaddedSampler(Sampler):
   @property
   @abc.abstractmethod
   def rate(self) -> float:
-    """Probability that one example is in a batch of any step."""
+    """Returns the probability that one example is in the batch of a step."""
 
   @property
   def padded_batch_size(self) -> int:

@@ -18,8 +18,8 @@ from dpjax.validate import UserError, Verbatim
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonSampler(SizedSampler):
-  """Each example joins with probability `prob`. Of more than `capacity` examples a
-  uniformly random `capacity` of them are kept.
+  """Each example joins with probability `prob`. If more than `capacity` join, a uniformly random
+  subset of that size is kept.
 
   A batch never overflows, so no share of delta is set aside, and the capacity may be small. The
   price: in a batch that was cut, each record took the place of another one, so one record moves
