@@ -56,7 +56,8 @@ from dpjax.accounting.mixture_pld import removed_deltas
 # Numbers of copies are cut off where the chance of still more is below this. That chance counts
 # as lost (delta) at every step.
 _LEAST_MASS = 1e-20
-# As b <= n, m copies have a chance of 1 / m! at most, so far fewer than these are counted.
+# Limit on the numbers of copies. As b <= n, m copies have a chance of at most 1 / m!, so far fewer
+# are counted.
 _MOST_COPIES = 200
 # The grid ends where delta is at most this. Beyond its end a loss counts as infinite.
 _LEAST_DELTA = 1e-18
@@ -105,7 +106,7 @@ def copies_profile(
     apart += (chance / joining) * profile(
       losses, sampling_prob=joining, noise_multiplier=noise_multiplier / number
     )
-  # Where the record is in every batch, B is 1 everywhere and k is h.
+  # If the record is in every batch, then B = 1 and k = h in the proof.
   deltas = apart
   if joining < 1:
     one_sided = removed_deltas(

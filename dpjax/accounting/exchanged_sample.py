@@ -86,7 +86,7 @@ def profile(
   shift = 2 / noise_multiplier
   losses = np.abs(np.asarray(epsilons, float))
   # e^loss = 1 + q (e^inner - 1): the losses of the two Gaussians that the step is a mixture of.
-  # Of a large loss e^loss would overflow.
+  # For a large loss e^loss would overflow.
   with np.errstate(over="ignore"):
     inner = np.where(
       losses < 30,
@@ -170,7 +170,7 @@ def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.
   """Returns upper bounds on `_moments`, [k]: log(1 + integral of N(0) r^a), by binomial sums."""
   wanted = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)]))
   logs = []
-  # Where everybody is in the batch, q = 1, the sum has its last term alone.
+  # If every record is in the batch (q = 1), only the last term of the sum is not zero.
   log_remainder = math.log1p(-sampling_prob) if sampling_prob < 1 else -1e300
   for order in wanted:
     counts = np.arange(order + 1)

@@ -1,17 +1,17 @@
 """Accounting of correlated noise: the sensitivity of C x under bounded participation.
 
-The matrix mechanism C x + z (z white, of standard deviation noise_multiplier clip norms) is
-one Gaussian mechanism, also where later rows of x depend on earlier outputs, for C is lower
-triangular (Denisov et al. 2022, arXiv:2202.08312, theorem 2.1). Its sensitivity is the
-largest |C u|, u the clipped gradients of ONE example at the steps that it takes part in:
+The matrix mechanism C x + z (z white, of standard deviation noise_multiplier clip norms) is one
+Gaussian mechanism. As C is lower triangular, this holds even if later rows of x depend on earlier
+outputs (Denisov et al. 2022, arXiv:2202.08312, theorem 2.1). Its sensitivity is the largest
+|C u|, where u are the clipped gradients of ONE example at the steps in which it takes part:
 
   |C u|^2 = sum_ij (C^T C)_ij <u_i, u_j>  <=  sum_ij |C^T C|_ij   over its steps i, j,
 
 with equality, for equal u_i, where no entry of C^T C among them is negative
 (Choquette-Choo et al. 2022, arXiv:2211.06530). After t steps only the first t rows have been
-released. Their sensitivities s_t rise with t, so the run is accounted step by step: step t is
-a Gaussian of noise multiplier z / sqrt(s_t^2 - s_{t-1}^2), and the charges of t steps compose
-to exactly the Gaussian z / s_t.
+released. Their sensitivities s_t rise with t, so the run is accounted step by step: step t counts
+as a Gaussian of noise multiplier z / sqrt(s_t^2 - s_{t-1}^2). The events of t steps then compose to
+exactly the Gaussian of noise multiplier z / s_t.
 
 | steps of one example                        | s_t                                          |
 | ------------------------------------------- | -------------------------------------------- |

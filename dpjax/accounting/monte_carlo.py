@@ -6,13 +6,13 @@ set S of steps, drawn independently of the others, is dominated by the pair: y =
 C 1_S added against y = noise (balls in bins: Choquette-Choo et al. 2024, arXiv:2410.06266;
 for every distribution of S by the proof in `bins`, whose steps 1. and 2. take any mean over S).
 
-Balls in bins: S is a bin, and only the b products of their images with y enter the loss, so it
-is cheap to draw. b-min-sep (as arXiv:2602.09338 does): with at most b bands the columns of
-one S share no row, so the sum over all S is a walk over the steps, whose state is the step
-from which the example is free. What balls in bins are proved to cost is `bins`.
+For balls in bins S is a bin, and only the b products of the bins' images with y enter the loss, so
+it is cheap to draw. (`bins` has a proved bound.) For b-min-sep (as in arXiv:2602.09338), with at
+most b bands the columns of one S share no row. So the sum over all S is computed step by step; its
+state is the step from which the example may take part again.
 
-What is certified: delta at epsilon is the mean of a variable in [0, 1], which
-Hoeffding's inequality bounds from N draws, in the form exp(-N kl(mean, bound)).
+The confidence: delta at epsilon is the mean of a variable in [0, 1], which Hoeffding's inequality
+bounds from N draws, in the form exp(-N kl(mean, bound)).
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ Guarantees are proved for real numbers. With floats four things could break them
 | noise is lost beside large scores (1e30)          | scores are taken relative to the       |
 |                                                   | largest one, exactly: `gaps`           |
 
-The step is the power of two between scale / 2^8 and scale / 2^7. What follows is NOT proved: the
-chance of one grid point is that of rounded real noise up to a factor 1 +- 2^-13 within four scales
-of the value and 1 +- 2^-9 at 40 scales (2^-42 and 2^-38 in float64), since only so few floats lie
-in a cell. The factor is that of ONE number. For d numbers, of one release or of several, the
-factors multiply, to about the sqrt(d)-th power. So float32 is too coarse for an epsilon much below
-2^-10, or for 10^8 numbers at epsilon 1; use x64 there.
+The step is the power of two between scale / 2^8 and scale / 2^7. One statement is NOT proved, since
+a cell of the grid holds only a limited number of floats. The chance of one grid point is that of
+rounded real noise up to a factor 1 +- 2^-13 within four scales of the value, and 1 +- 2^-9 at 40
+scales (2^-42 and 2^-38 in float64). The factor is that of ONE number. For d numbers, of one release
+or of several, it becomes about its sqrt(d)-th power. So float32 is too coarse for an epsilon much
+below 2^-10, or for 10^8 numbers at epsilon 1; use x64 there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """All float noise of dpjax, and its release mode: 256-bit keys, noise rounded to a public grid.
 
 `jax.random.key(seed)` is for experiments. Its key has 64 bits, a small seed has fewer, and anyone
-who guesses it can subtract the noise. `new_key` makes a release key. It works as any key of JAX
-does (`jax.random.fold_in`, `split` and `bits` take it), but it has 256 bits of the operating
-system's entropy (`secrets`), and its random bits come from the cipher ChaCha20 (RFC 8439).
+who guesses it can subtract the noise. `new_key` makes a release key, with 256 bits of the operating
+system's entropy (`secrets`). Its random bits come from the cipher ChaCha20 (RFC 8439). Otherwise it
+works as any key of JAX does: `jax.random.fold_in`, `split` and `bits` take it.
 
 ALL float noise for privacy is drawn here, under either kind of key. A test reads the source code
 and refuses the float samplers of JAX and NumPy, whose tails end too early (float32 normal: 5.42

@@ -93,7 +93,7 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   try:
     examples = data[indices]
     leaves = jax.tree.leaves(examples)
-    # None has no shape.
+    # `_check_kind` refuses a leaf without a shape, for which None is noted here.
     held = [getattr(leaf, "shape", None) for leaf in leaves]
     shapes = [shape if shape is None else tuple(shape) for shape in held]
   except UserError:

@@ -111,7 +111,7 @@ def k_out_of_t_event(event: DpEvent, *, num_steps: int, num_selected: int) -> Dp
   >>> k_out_of_t_event(gaussian_event(1), num_steps=200, num_selected=1)
   RandomAllocationDpEvent(num_steps=200, noise_multiplier=1.0)
   """
-  # It checks the event and the number of steps.
+  # The constructor checks the event and the number of steps.
   once: Any = random_allocation_event(event, num_steps=num_steps)
   validate.integer_at_least(1, num_selected=num_selected)
   if num_selected > num_steps:

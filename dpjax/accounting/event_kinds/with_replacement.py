@@ -80,6 +80,6 @@ def with_replacement_event(
   >>> with_replacement_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
   2
   """
-  # It checks both numbers.
+  # Called for its checks of both numbers.
   fixed_size_event(event, num_examples=num_examples, batch_size=batch_size)
   return dpa.SampledWithReplacementDpEvent(int(num_examples), int(batch_size), event)
