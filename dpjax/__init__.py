@@ -1,7 +1,7 @@
 """dpjax: train on private data in JAX; every epsilon is proved, or said not to be, and tested.
 
-Every package is an attribute of dpjax, and is imported when it is first asked for: anyone who
-only accounts waits for no model, and nobody waits for what he does not use.
+Every package is an attribute of dpjax. It is imported at its first use, so a program that only
+computes an epsilon, for example, does not load the models.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """Lazy packages: names are imported on first access.
 
 A package lists its names once, as imports under `if TYPE_CHECKING:`, which type checkers and
-editors read. `attach` reads the same lines, so a run imports only what it uses. `import *`
-there takes the names that another such package lists.
+editors read. `attach` reads the same lines, so a run imports only what it uses. In that list
+`from package import *` stands for all names that the other lazy package lists.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _LISTED: dict[str, dict[str, tuple[str, str]]] = {}
 
 
 def _read(file: str) -> dict[str, tuple[str, str]]:
-  """Returns public name -> (module, name there), from the imports under `if
-  TYPE_CHECKING:`."""
+  """Maps each public name of a file to (module, name there).
+
+  The source is the file's imports under `if TYPE_CHECKING:`."""
   names = {}
   for node in ast.parse(pathlib.Path(file).read_text(encoding="utf-8")).body:
     if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
@@ -32,8 +33,7 @@ def _read(file: str) -> dict[str, tuple[str, str]]:
       assert isinstance(line, ast.ImportFrom) and line.module, f"{file}: only from-imports"
       for alias in line.names:
         if alias.name == "*":
-          # This package lists its own names, so one line there is enough to export a name
-          # here.
+          # The other package lists its names itself, so a name is added in one place only.
           source = importlib.import_module(line.module)
           names |= {public: (line.module, public) for public in source.__all__}
           continue
@@ -44,12 +44,12 @@ def _read(file: str) -> dict[str, tuple[str, str]]:
 class _Package(types.ModuleType):
   """A package in which a listed name takes precedence over a module of the same name.
 
-  `accounting.epsilon` is a function of the module `accounting/epsilon.py`.
+  For example, `accounting.epsilon` is the function, not its module `accounting/epsilon.py`.
   """
 
   def __setattr__(self, name: str, value: object) -> None:
     module, name_there = _LISTED[self.__name__].get(name, ("", ""))
-    # After an import Python sets the module as an attribute of its package.
+    # After an import, Python itself sets the module as an attribute of its package.
     is_own_module = getattr(value, "__name__", "") == f"{self.__name__}.{name}"
     if module and is_own_module and isinstance(value, types.ModuleType):
       if module == self.__name__:
@@ -63,7 +63,7 @@ class _Package(types.ModuleType):
 
 
 def _resolved(package: str, name: str) -> Any:
-  """Returns the object of a public name."""
+  """Imports and returns the object that a public name of a package stands for."""
   module, name_there = _LISTED[package][name]
   if module == package:
     return importlib.import_module(f"{package}.{name_there}")
@@ -81,9 +81,9 @@ def listed(package: str) -> Mapping[str, tuple[str, str]]:
 def attach(
   package: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-  """Returns `__getattr__`, `__dir__` and `__all__` of a package.
+  """Returns `__getattr__`, `__dir__` and `__all__` for a package.
 
-  Its modules are attributes, too, though they are not listed.
+  The package's modules become attributes too, although `__all__` leaves them out.
 
   Args:
     package: `__name__` of the package. file: its `__file__`.

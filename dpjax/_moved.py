@@ -1,7 +1,7 @@
 """Old names of modules, attributes and arguments: they work for one release, and warn.
 
-`import dpjax.runs.central.config` gives `dpjax.experiments.kinds.central.config`, the very same
-module, so that types of the two are equal. Delete a row one release after its move.
+`import dpjax.runs.central.config` gives `dpjax.experiments.kinds.central.config` itself, not a
+copy, so classes of both names are identical. Delete a row one release after its move.
 """
 
 import functools
@@ -95,10 +95,9 @@ def home(name: str) -> str | None:
 
 
 def attribute(package: str, name: str) -> object:
-  """Returns a former attribute of a package, with a warning: a module, or a name in
-  `NAMES`.
+  """Returns what a former attribute of a package is now, and warns.
 
-  AttributeError: it never was one.
+  It is a moved module, or a name in `NAMES` or `RENAMED`. AttributeError for any other name.
   """
   old = f"{package}.{name}"
   if old in RENAMED:
@@ -128,7 +127,7 @@ class _Alias(importlib.abc.Loader):
     return module
 
   def exec_module(self, module: types.ModuleType) -> None:
-    # Python has put the alias's spec on the module, and would reload it by the old name.
+    # Python has set the alias's spec on the module. With it, a reload would use the old name.
     module.__spec__ = self.spec
 
 
@@ -155,8 +154,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 def install() -> None:
   """Makes old names importable; a second call does nothing."""
   if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-    # First in order: `dpjax.runs.__path__` is the new folder, where Python would load a
-    # second copy.
+    # Stands before Python's own finder, which would load a second copy of each module: the
+    # alias `dpjax.runs` has the new folder as its `__path__`.
     sys.meta_path.insert(0, _Finder())
 
 
@@ -199,9 +198,9 @@ class OldName:
 
 
 def rename_attributes(kind: type, **new_names: str) -> None:
-  """Gives what a user's class defines under an old name its new one, and warns.
+  """Renames attributes that a user's class defines under old names, and warns.
 
-  For `__init_subclass__`, which runs before Python counts a class's abstract methods.
+  Call it in `__init_subclass__`: Python looks for missing abstract methods only after that.
   """
   for old, new in new_names.items():
     if old in vars(kind) and not isinstance(vars(kind)[old], OldName):
@@ -245,7 +244,7 @@ def rename_keywords(
 
 
 def warn(old: str, new: str, stacklevel: int) -> None:
-  """Says under which name the caller should ask for something."""
+  """Issues the DeprecationWarning that names the new name."""
   warnings.warn(
     f"{old} is {new} now; the old name goes with the next release",
     DeprecationWarning,

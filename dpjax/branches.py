@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import jax
 
-# In the name of each operation of such a branch: `parallel.programs` reads it.
+# Name scope of each operation in such a branch. `parallel.programs` looks for it.
 RARE = "rarely_taken"
 
 _Args = ParamSpec("_Args")
@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 def rarely_taken(branch: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
   """Marks a branch of a conditional that only unusual examples need.
 
-  Its work is left out where the work of an ordinary batch is counted. The result is the same.
+  Counts of the operations of an ordinary batch leave the branch out. Results do not change.
 
   >>> half = rarely_taken(lambda x: x / 2)
   >>> float(jax.jit(lambda x: jax.lax.cond(x > 9, half, lambda x: x, x))(10.0))

@@ -1,4 +1,4 @@
-"""Examples that are dicts of arrays, read by place."""
+"""Data sets that are dicts of arrays, indexed by row."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dpjax.validate import UserError
 def check_no_none(tree: Any, name: str) -> None:
   """Raises UserError where an entry of a dict is None.
 
-  JAX takes None for a tree without arrays, so an example would lack that input without a word.
-  A named tuple may hold None, as `Example.key` does."""
+  JAX treats None as a tree without arrays, so each example would silently lack that input.
+  A field of a named tuple may be None, as `Example.key` is."""
   if isinstance(tree, dict):
     for key, entry in tree.items():
       if entry is None:
@@ -36,17 +36,17 @@ class Columns:
   Args:
     tree: dict of arrays [n, ...], NumPy's or JAX's; dicts, tuples and lists of arrays may stand
       in it, too.
-    name: what a message calls it.
+    name: name of the dict in error messages.
 
   Raises:
-    UserError: no array, None, numbers without an axis, or arrays of different lengths.
+    UserError: no array at all, a None, a number without an axis, or unequal lengths.
 
   >>> columns = Columns({"age": np.arange(3.0), "text": np.zeros((3, 5), np.int32)})
   >>> len(columns), columns[np.array([2, 0])]["age"].tolist(), columns.shapes
   (3, [2.0, 0.0], {'age': (), 'text': (5,)})
   """
 
-  # As of an array of numbers whose examples have no one shape and no one type.
+  # Callers ask every data set for these two: no common dtype, and only the row axis is shared.
   dtype = None
   ndim = 1
 
@@ -104,7 +104,7 @@ class Columns:
     return jax.tree.map(lambda leaf: leaf.shape[1:], self.tree)
 
   def named(self, name: str = "x") -> Iterator[tuple[str, np.ndarray | Array]]:
-    """Yields ("x['age']", array) of each array, in JAX's order: by sorted names."""
+    """Yields (path, array) pairs such as ("x['age']", array), sorted by name as in JAX."""
     return _named(self.tree, name)
 
   def __repr__(self) -> str:
@@ -115,9 +115,9 @@ class Columns:
 
 
 def by_place(data: Any, name: str = "data") -> Any:
-  """Returns a dict of arrays as `Columns`, which are read by place; anything else unchanged.
+  """Wraps a dict of arrays in `Columns`; returns any other data unchanged.
 
-  `len` of a dict is the number of its names, not of its examples.
+  A plain dict would not do: its `len` is the number of names, not of examples.
 
   >>> len(by_place({"x": np.zeros((4, 2)), "y": np.zeros(4)})), len(by_place(np.zeros(3)))
   (4, 3)

@@ -21,14 +21,16 @@ def make_folder(path: pathlib.Path) -> None:
 
 
 def sync_folder(path: str | os.PathLike) -> None:
-  """Makes the names in a folder survive a loss of power. Otherwise a synced file may have
-  no name."""
+  """Makes the names in a folder survive a loss of power.
+
+  Syncing a file alone saves its content, and its name may still be lost."""
   sync(path)
 
 
 def sync(path: str | os.PathLike, mode: int | None = None) -> None:
-  """Makes a file, or the names in a folder, survive a loss of power; `mode`: their new
-  mode."""
+  """Makes a file, or the names in a folder, survive a loss of power.
+
+  `mode`: permission bits to set first; None keeps those it has."""
   descriptor = os.open(path, os.O_RDONLY)
   try:
     if mode is not None:
@@ -51,8 +53,8 @@ def replace_file(
   """Writes a file atomically and durably: a new file beside it, fsync, rename, fsync of the folder.
 
   Args:
-    content: bytes, or what writes them to an open file.
-    secret: the file is its owner's alone, whatever the umask.
+    content: the bytes, or a function that writes them to an open file.
+    secret: whether only the owner may read and write the file, whatever the umask.
   """
   path = pathlib.Path(path)
   make_folder(path.parent)
@@ -60,7 +62,7 @@ def replace_file(
   try:
     mode = 0o600 if secret else 0o666
     with open(new, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-      # A leftover file keeps its own mode when it is opened.
+      # `mode` above applies to a new file only. A leftover temporary file keeps its old mode.
       if secret:
         os.fchmod(file.fileno(), mode)
       if isinstance(content, bytes):
@@ -85,6 +87,6 @@ def sha256(path: str | os.PathLike) -> str:
 
 
 def half_written(path: pathlib.Path) -> set[pathlib.Path]:
-  """Returns files that `replace_file` had not renamed to `path` when its machine lost
-  power."""
+  """Returns the temporary files that `replace_file` wrote for `path` and did not rename, for
+  example because the machine lost power."""
   return set(path.parent.glob(f".{path.name}.*.tmp"))

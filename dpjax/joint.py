@@ -2,9 +2,8 @@
 
 A project often asks the same records more than once: private statistics for preprocessing, a
 private quantile, a first and a second phase of training, a noisy evaluation. `JointPlan` finds
-one scale of the noise for which the COMPOSITION of all of them meets (epsilon, delta). No epsilon
-is split: two parts of epsilon 1 cost less than 2 together, and the composed privacy loss says how
-much less.
+one scale of the noise for which the COMPOSITION of all of them meets (epsilon, delta). Composing
+privacy losses is tighter than splitting epsilon: two parts of epsilon 1 cost less than 2 together.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dpjax.plan import Plan, SpentBudget
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
-# The field of a part that carries its noise; all of them grow with the one free scale.
+# The field of a part that holds its noise. `JointPlan.calibrated` scales all of them together.
 _NOISE = "noise_multiplier"
 
 
@@ -41,23 +40,23 @@ class JointPlan:
     parts: name -> a `dpjax.Plan`, or a mechanism with `event(neighboring_relation)`, such as
       those of `dpjax.mechanisms`. Names are identifiers.
     delta: delta of the guarantee of all parts together.
-    times: name -> how often a mechanism may be called; 1 where it is not named. A call that
-      answers several queries, such as one of `GNMax` on many votes, is as many calls. A plan says
-      by its `num_steps` how often it runs.
+    times: name of a mechanism -> how often it may be called; 1 for one that is not named. A call
+      that answers k queries, such as `GNMax` on k votes, counts as k calls. A plan is not named
+      here, as its `num_steps` says how often it runs.
     neighboring_relation: "" for that of the parts, which must agree.
     accountant: "pld" or "rdp"; "" for the tightest that knows every part.
 
-  Guarantee: a record protected by every part has (epsilon(), delta) for everything that is
-  released, if each part runs on `batches` of its plan or on the data at most as often as it may.
-  Parts may run in any order and by turns, and each may depend on what was released before: the
-  parameters are fixed here, so this is concurrent composition (Vadhan and Zhang 2023,
-  arXiv:2207.08335, for f-DP). Parts on different data are accounted as if they read
-  the same, which never makes epsilon smaller.
+  Guarantee: all releases together are (epsilon(), delta)-private for a record that every part
+  protects. Each plan must run on its `batches`, each mechanism on the data, and none more often
+  than `allowed(name)`. Parts may run in any order and by turns, and each may depend on what was
+  released before: their parameters are fixed here, so this is concurrent composition (Vadhan and
+  Zhang 2023, arXiv:2207.08335, for f-DP). Parts on different data are accounted as if they read
+  the same data, which never makes epsilon smaller.
 
-  Each plan draws its batches with a seed of its own, as `Plan.batches` does without one: two plans
-  on the same draws do not sample independently, which no ledger can see.
+  Give each plan's `batches` its own seed, or none. Two plans with the same draws do not sample
+  independently, which no ledger can detect.
 
-  A plan's own epsilon is at the plan's own delta and leaves the other parts out: quote this one.
+  Quote the epsilon of the joint plan. That of one plan leaves the other parts out.
 
   >>> from dpjax import PoissonSampler, mechanisms
   >>> train = Plan(sampler=PoissonSampler(prob=0.1, capacity=200), noise_multiplier=1.0,
@@ -79,7 +78,7 @@ class JointPlan:
 
   def __post_init__(self) -> None:
     validate.open_unit(delta=self.delta)
-    # In half precision a share of delta would round to 0.
+    # If delta were a half-precision number, a share of it would round to 0.
     object.__setattr__(self, "delta", float(self.delta))
     if not isinstance(self.parts, Mapping) or not self.parts:
       raise UserError(
@@ -98,7 +97,7 @@ class JointPlan:
           value=name,
         )
       validate.integer_at_least(1, **{f"times[{name!r}]": count})
-    # Copies that nobody can change: what is accounted stays what was checked.
+    # Read-only copies: a caller who changes the dict later must not change what was checked.
     freeze = types.MappingProxyType
     object.__setattr__(self, "parts", freeze(dict(self.parts)))
     object.__setattr__(self, "times", freeze(dict(self.times)))
@@ -126,7 +125,7 @@ class JointPlan:
       )
 
   def _checked_relation(self) -> NeighboringRelation:
-    """Returns the relation that all plans share; that of the mechanisms where there is no plan."""
+    """Returns the relation that all plans share; without a plan, that of the first mechanism."""
     stated = {
       name: str(part.neighboring_relation)
       for name, part in self.parts.items()
@@ -149,7 +148,7 @@ class JointPlan:
     return NeighboringRelation(relation)
 
   def _check_units(self) -> None:
-    """Refuses parts that hide different records, such as examples beside users."""
+    """Raises UserError if parts protect different units: examples in one, users in another."""
     units = {
       # A mechanism reads rows, of which a user may have many.
       name: part.unit if isinstance(part, Plan) else "example"
@@ -166,7 +165,9 @@ class JointPlan:
         )
 
   def _checked_accountant(self) -> str:
-    """Returns the accountant that was asked for, or the tightest that knows every part."""
+    """Returns the accountant that was asked for, or the tightest that knows every part.
+
+    Raises UserError if there is none."""
     if self.accountant:
       accounting.check_accountant(self.accountant)
     reasons = []
@@ -175,11 +176,11 @@ class JointPlan:
       if reason is None:
         return accountant
       reasons.append(reason)
-    # The last one is of the accountant that knows the most events.
+    # The last accountant knows the most events, so its reason is the most useful.
     raise reasons[-1]
 
   def _reason_against(self, accountant: str) -> UserError | None:
-    """Returns why an accountant has no epsilon for all parts together; None where it has one."""
+    """Returns why an accountant has no epsilon for all parts together; None if it has one."""
     relation = str(self.neighboring_relation)
     for name in self.parts:
       try:
@@ -187,7 +188,7 @@ class JointPlan:
       except UserError as error:
         return error.at(f"parts[{name!r}]")
     try:
-      # Parts that are proved each by itself may not be proved beside each other.
+      # Each part may have a proof by itself, and the parts together none.
       accountable(self.event(), relation, accountant)
     except UserError as error:
       return error
@@ -205,19 +206,20 @@ class JointPlan:
   ) -> JointPlan:
     """Returns the joint plan with the least noise that keeps all parts within (epsilon, delta).
 
-    The noise multipliers that the parts come with are their shares: all of them are multiplied by
-    one number, so their ratios stay. A mechanism without a noise multiplier, such as one that has
-    an epsilon, keeps its noise.
+    The noise multipliers given in `parts` set only their ratios: all of them are multiplied by
+    one number. A mechanism without a noise multiplier, such as one with an epsilon of its own,
+    keeps its noise.
 
     Args:
       parts: as for the class.
       epsilon: epsilon of the guarantee of all parts together.
-      fixed: names whose noise stays as it is.
+      delta: delta of that guarantee.
+      fixed: names of parts whose noise stays as it is.
       options: further fields of the class.
 
     Raises:
-      UserError: no part whose noise may change; parts that cost more than epsilon without those;
-        a share of 0; or what the class raises.
+      UserError: no part's noise may change; the parts whose noise stays cost more than epsilon;
+        a noise multiplier of 0 in the others; or what the class raises.
     """
     validate.positive(epsilon=epsilon)
     names = [fixed] if isinstance(fixed, str) else list(fixed)
@@ -242,14 +244,14 @@ class JointPlan:
 
     def scaled(scale: float) -> JointPlan:
       changed = {
-        # A float, as half precision could round the noise down.
+        # Converted to float, since a half-precision multiplier could round the noise down.
         name: dataclasses.replace(part, **{_NOISE: float(getattr(part, _NOISE)) * scale})
         for name, part in shares.parts.items()
         if name in free
       }
       return dataclasses.replace(shares, parts={**shares.parts, **changed})
 
-    # The share of delta for draws above a capacity is fitted below, and is known before.
+    # The share of delta reserved for draws above a capacity is fixed. Capacities follow below.
     padded = [name for name in shares.parts if shares._can_overflow(name)]
     left = delta * (1 - overflow.OVERFLOW_SHARE) if padded else delta
     kept = dict.fromkeys(free, 0)
@@ -263,7 +265,7 @@ class JointPlan:
       )
     smallest = min(float(getattr(shares.parts[name], _NOISE)) for name in free)
     noise = accounting.calibrate_noise_multiplier(
-      # The search is over the noise of the part that has the least.
+      # The search variable is the smallest of the free noise multipliers.
       lambda trial: scaled(trial / smallest).event(),
       epsilon=epsilon,
       delta=left,
@@ -274,12 +276,12 @@ class JointPlan:
     return joint._with_capacities_for(epsilon, padded) if padded else joint
 
   def _with_capacities_for(self, epsilon: float, padded: list[str]) -> JointPlan:
-    """Returns these parts, with deltas of plans for which overflow fits into the joint share.
+    """Returns these parts, with plan deltas so small that overflow fits into the joint share.
 
-    A plan's capacity allows an abort of probability B with (1 + e^e) B <= its share of its own
-    delta, e its own epsilon. All parts together need (1 + e^epsilon) sum B <= the share of delta.
-    A smaller delta of a plan makes its B smaller. As its own epsilon then grows, one step of
-    proportion is enough.
+    A plan sizes its capacity so that its abort probability B satisfies (1 + e^own) B <= the share
+    of its own delta, where own is its own epsilon. All parts together need (1 + e^epsilon) sum B
+    <= the share of the joint delta. A smaller delta of a plan makes its B smaller. Its own
+    epsilon then grows, which makes B smaller still, so one division by the excess is enough.
     """
     changed = {}
     for name in padded:
@@ -296,7 +298,7 @@ class JointPlan:
     return self.parts[name]
 
   def fitted(self, num_examples: int) -> JointPlan:
-    """Returns these parts, each plan's sampler with the least capacity that delta allows.
+    """Returns a joint plan in which each sampler has the least capacity that delta allows.
 
     Args:
       num_examples: the declared number of examples, as for `Plan.fitted_sampler`.
@@ -309,10 +311,10 @@ class JointPlan:
     return dataclasses.replace(self, parts={**self.parts, **changed})
 
   def keys(self, key: jax.Array) -> dict[str, jax.Array]:
-    """Returns a key for each part, from one key that nothing else may use.
+    """Returns name -> random key of the part, all derived from one key that nothing else may use.
 
-    Two parts with one key would draw the same noise, so that the difference of their releases
-    is exact.
+    Two parts with the same key would draw the same noise, so the difference of their releases
+    would have none.
     """
     return {name: jax.random.fold_in(key, place) for place, name in enumerate(self.parts)}
 
@@ -351,7 +353,9 @@ class JointPlan:
     return counts
 
   def event(self, steps: Mapping[str, int] | None = None) -> DpEvent:
-    """Returns the event of all parts; `steps`: name -> how often it ran, where less than all."""
+    """Returns the event of all parts together.
+
+    `steps`: name -> how often that part ran; a part that is not named counts in full."""
     return accounting.joined(
       [self._event_of(name, count) for name, count in self._counts(steps).items()]
     )
@@ -359,7 +363,7 @@ class JointPlan:
   def epsilon(
     self, delta: float | None = None, steps: Mapping[str, int] | None = None
   ) -> float:
-    """Returns epsilon at `delta` (default: the plan's) of what `steps` says (default: all).
+    """Returns epsilon of all parts together; `steps` as for `event`, `delta` None for the plan's.
 
     It accounts for the abort of each plan on a draw above its capacity.
 
@@ -383,7 +387,7 @@ class JointPlan:
   def _set_aside(
     self, event: DpEvent, delta: float, steps: Mapping[str, int] | None
   ) -> float:
-    """Returns the part of delta that draws above the capacities of all plans need."""
+    """Returns how much of delta to reserve for draws above the capacities of all plans."""
     validate.open_unit(delta=delta)
     counts = self._counts(steps)
     chances = [
@@ -400,7 +404,7 @@ class JointPlan:
       least=overflow.OVERFLOW_SHARE * min(delta, self.delta),
     )
     if aside is None and math.isinf(self._accounted(event, delta)):
-      # Overflow costs infinitely much at any share.
+      # Epsilon is infinite even at all of delta, so the size of the reserve does not matter.
       return delta / 2
     if aside is None:
       raise UserError(
@@ -413,7 +417,7 @@ class JointPlan:
 
   @functools.cached_property
   def _log_aborts(self) -> dict[str, float]:
-    """Returns the log of the chance that one draw of a plan exceeds its capacity, at most."""
+    """Returns plan name -> log of the largest allowed chance that a draw exceeds its capacity."""
     plans = {name: self.parts[name] for name in self.parts if self._can_overflow(name)}
     return {
       name: overflow.log_allowed(plan.delta, plan.epsilon(), plan.num_steps)
@@ -431,18 +435,18 @@ class JointPlan:
     """Returns the ledger with `num_steps` more steps, or calls, of a part. Call it before they run.
 
     Args:
-      ledger: of this joint plan alone; `accounting.Ledger()` at first.
-      name: the part. The first step of a plan charges its statistics, too.
+      ledger: a ledger with charges of this joint plan only; `accounting.Ledger()` at first.
+      name: name of the part. A plan's first step includes the cost of its statistics.
       noise_key_id: a text that tells the noise keys apart, never the key itself.
-      num_steps: how many steps of a plan, from the one that follows those charged.
+      num_steps: number of further steps of a plan; 1 for a mechanism.
 
     Raises:
-      BudgetExceeded: more than the part may run.
-      UserError: a key of another part, whose noise it would draw again; or a ledger that holds
-        what is no part of this plan.
+      BudgetExceeded: the part would run more often than `allowed(name)`.
+      UserError: the key of another part, or one that this mechanism has used, so that noise would
+        be drawn twice; or a ledger with charges that do not belong to this plan.
     """
     validate.integer_at_least(1, num_steps=num_steps)
-    # The ledger holds texts, so another type would never be found again in it.
+    # The ledger compares keys as text, so it would not recognise an id of another type.
     if not isinstance(noise_key_id, str) or not noise_key_id:
       raise UserError(
         "must be a string, not empty",
@@ -461,7 +465,7 @@ class JointPlan:
     self._check_key(ledger, name, noise_key_id, num_steps)
     if isinstance(part, Plan):
       steps = range(first, first + num_steps)
-      # Steps that are all alike are one entry, however many.
+      # Equal steps make one entry of the ledger, so it stays small.
       runs = (
         [(part.step_event(), num_steps)]
         if part.steps_alike
@@ -484,7 +488,7 @@ class JointPlan:
   def _check_key(
     self, ledger: accounting.Ledger, name: str, noise_key_id: str, num_steps: int
   ) -> None:
-    """Refuses a key whose noise was drawn before."""
+    """Raises UserError if noise was already drawn from this key."""
     counts_steps = isinstance(self.parts[name], Plan)
     for charge in ledger.charges:
       other, _, key = charge.noise_key_id.partition("/")
@@ -494,7 +498,7 @@ class JointPlan:
           field="noise_key_id",
           value=noise_key_id,
         )
-      # A plan counts its steps and draws new noise in each. A mechanism counts nothing.
+      # A plan draws new noise in each step from one key. A mechanism would draw the same again.
       if key == noise_key_id and not counts_steps:
         raise UserError(
           f"parts[{name!r}] drew its noise from it already; give each call a new key",
@@ -505,24 +509,24 @@ class JointPlan:
       validate.integer_in(1, 1, num_steps=num_steps)
 
   def _ran(self, ledger: accounting.Ledger) -> dict[str, int]:
-    """Returns how often each part was charged.
+    """Returns name -> how often each part was charged.
 
     Raises:
-      UserError: a charge that is no part's, or whose event is not the part's; a step that ran
-        twice or was left out; a key that drew the same noise twice.
+      UserError: a charge that no part of this plan makes; a step that ran twice or was left out;
+        a key from which the same noise was drawn twice.
     """
     ran = dict.fromkeys(self.parts, 0)
     part_of_key: dict[str, str] = {}
     for charge in ledger.charges:
       name, _, key = charge.noise_key_id.partition("/")
-      # Parts of another joint plan, such as one with other noise, have another cost.
+      # A charge of another joint plan, for example one with other noise, has another event.
       if name not in ran or not self._is_step(name, charge):
         raise UserError(
           "holds charges that are no parts of this joint plan",
           field="ledger",
           value=Verbatim(charge.noise_key_id),
         )
-      # A first step that ran twice is dearer than a first and a second one.
+      # A repeated first step can cost more than a first and a second step do.
       if charge.first_step != ran[name]:
         raise UserError(
           f"must hold each step of a part once, in order; after {ran[name]} steps it goes on at "
@@ -530,7 +534,7 @@ class JointPlan:
           field="ledger",
           value=Verbatim(charge.noise_key_id),
         )
-      # A plan draws new noise in each step, also with the same key.
+      # A plan may use one key for many charges, since it draws new noise in each step.
       drawn = key in part_of_key and not isinstance(self.parts[name], Plan)
       if drawn or part_of_key.setdefault(key, name) != name:
         raise UserError(
@@ -551,7 +555,7 @@ class JointPlan:
       return charge.num_steps == 1 and charge.event == self._event_of(name, 1)
     if part.steps_alike:
       return charge.event == part.step_event()
-    # One charge is of steps that are all alike: it may not reach into the next run of them.
+    # A charge covers equal steps only, so it must end before the next step with another event.
     starts = self._starts_of_runs[name]
     place = bisect.bisect_right(starts, charge.first_step)
     is_last = place == len(starts)
@@ -560,7 +564,7 @@ class JointPlan:
 
   @functools.cached_property
   def _starts_of_runs(self) -> dict[str, list[int]]:
-    """Returns the first steps of the runs of equal steps, of each plan whose steps differ."""
+    """Returns plan name -> steps at which a new run of equal steps begins, if its steps differ."""
     starts = {}
     for name, part in self.parts.items():
       if isinstance(part, Plan) and not part.steps_alike:
@@ -569,9 +573,10 @@ class JointPlan:
     return starts
 
   def spent(self, ledger: accounting.Ledger, delta: float | None = None) -> SpentBudget:
-    """Returns the cost of the parts that were charged, whatever was planned.
+    """Returns the cost of what was charged, which may be less than what was planned.
 
-    Where a look at releases decided what did not run, quote `epsilon()`: it covers every choice.
+    If you decided by looking at releases which parts to skip, quote `epsilon()` instead: it covers
+    every choice.
     """
     delta = self.delta if delta is None else delta
     ran = self._ran(ledger)
@@ -584,7 +589,7 @@ class JointPlan:
 
   @property
   def assumptions(self) -> tuple[str, ...]:
-    """Returns what is not proved here about the parts: with any, epsilon is only claimed."""
+    """Returns the unproved assumptions about the parts. With any, epsilon is only claimed."""
     found = []
     for name, part in self.parts.items():
       if isinstance(part, Plan):
@@ -597,7 +602,8 @@ class JointPlan:
   def statement(
     self, num_examples: int | None = None, steps: Mapping[str, int] | None = None
   ) -> str:
-    """The guarantee of all parts in words; `num_examples` as for `Plan.statement`."""
+    """Returns the guarantee in words; `num_examples` as for `Plan.statement`, `steps` as for
+    `event`."""
     counts = self._counts(steps)
     event = self.event(steps)
     ran = ", ".join(

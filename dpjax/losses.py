@@ -1,8 +1,8 @@
 """Losses of ONE example, built from a model's `apply(params, x [1, ...])`.
 
-Each is a `dpjax.types.LossFn`: it sees one example and adds the batch axis of one that
-models expect, so that no example can reach another's gradient. All reductions are in
-float32 or wider, whatever the model computes in.
+Each is a `dpjax.types.LossFn`: it sees one example and adds a batch axis of length 1, which
+models expect. So no example can reach another's gradient. All reductions are in float32 or
+wider, whatever type the model computes in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> outputs [B, ..
 
 def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Array:
   """Returns apply's output for one example, without the batch axis: float32 or wider."""
-  # A list of numbers is one array, and a dict is a tree of them.
+  # A list of numbers becomes one array; each entry of a dict is an array by itself.
   alone = x if isinstance(x, dict) else jnp.asarray(x)
   batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
   outputs = apply(params, batch)
@@ -38,7 +38,7 @@ def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Arra
 
 
 def _cross_entropy(logits: Array, labels: Array) -> Array:
-  """logits [..., K], integer labels [...] -> [...]."""
+  """Cross-entropy in nats: logits [..., K], integer labels [...] -> [...]."""
   picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
   return jax.nn.logsumexp(logits, axis=-1) - picked
 
@@ -57,12 +57,12 @@ def _integers(value: Any, name: str, rank: int) -> Array:
 def softmax_cross_entropy(apply: Apply) -> LossFn:
   """Cross-entropy of one example's logits [1, K] with its integer label `example.y`.
 
-  In nats: log sum_k exp(logits[k]) - logits[y], in float32 or wider also where the model
-  returns bfloat16. A label outside [0, K) is not checked here (`dpjax.data` does).
+  In nats: log sum_k exp(logits[k]) - logits[y], in float32 or wider even if the model returns
+  bfloat16. `dpjax.data` checks that labels are in [0, K); this loss does not.
 
   Raises:
-    UserError: while it is traced, where apply does not return [1, K], or y is not ONE
-      integer (for example because a whole batch was passed).
+    UserError: during tracing, if apply does not return [1, K], or y is not ONE integer (for
+      example because a whole batch was passed).
 
   >>> loss = softmax_cross_entropy(lambda params, x: x @ params)  # logits = x
   >>> example = Example(x=jnp.log(jnp.array([1.0, 3.0])), y=1)
@@ -84,7 +84,7 @@ def sigmoid_cross_entropy(apply: Apply) -> LossFn:
   The mean is over labels of ONE example, so nothing is shared between examples.
 
   Raises:
-    UserError: while it is traced, where y has not the shape of one example's logits.
+    UserError: during tracing, if y does not have the shape [K] of one example's logits.
 
   >>> loss = sigmoid_cross_entropy(lambda params, x: x * params)  # logits = x
   >>> example = Example(x=jnp.log(jnp.array([3.0, 1.0])), y=jnp.array([1, 0]))
@@ -109,8 +109,8 @@ def sigmoid_cross_entropy(apply: Apply) -> LossFn:
 def mean_squared_error(apply: Apply) -> LossFn:
   """Mean over the outputs of (apply(params, x) - y)^2, for one example.
 
-  y may have the shape of one output, or be one number for an output of size one; nothing
-  is broadcast.
+  y has the shape of one output; if the output has one entry, y may be any array of one entry.
+  Nothing else is broadcast.
 
   >>> loss = mean_squared_error(lambda params, x: params * x)
   >>> example = Example(x=jnp.array([1.0, 2.0]), y=jnp.array([1.0, 1.0]))
@@ -148,22 +148,22 @@ def next_token(
   An example is one sequence, `example.x` tokens [T] (m = 1); apply gets [m, T - 1] and returns
   logits [m, T - 1, V], and must be causal. `example.y` is unused.
 
-  An example's loss is divided by nothing but numbers of its own (or by none). To divide by the
-  tokens of the whole batch, as is usual without privacy, would let every example change the
-  gradients of all others: no clip norm would bound what one of them does. A public divisor
-  is `normalize_by` of a `Plan`.
+  No loss is divided by anything that depends on other examples. Dividing by the tokens of the
+  whole batch, as is usual without privacy, would let every example change the gradients of all
+  others. Then no clip norm bounds the effect of one example. For a public divisor of the sum
+  use `normalize_by` of a `Plan`.
 
   Args:
-    padding_id: targets equal to it count for nothing (padding alone costs 0).
-    sequences: an example is several sequences of one person, `example.x` tokens [m, T].
+    padding_id: targets equal to it are left out; a loss without any other target is 0.
+    sequences: whether an example is several sequences of one user, `example.x` tokens [m, T].
     reduction: "mean" over the example's own tokens, or their "sum": before clipping, long
       examples then weigh more.
-    weights: weights of each target, [m, T - 1] from the targets [m, T - 1]: at least 0, and from
-      these alone. "mean" is then the weighted mean: sum of w * loss / sum of w.
+    weights: targets [m, T - 1] -> their weights [m, T - 1], at least 0; it must use nothing
+      but these targets. "mean" is then the weighted mean: sum of w * loss / sum of w.
 
   Raises:
-    UserError: while it is traced: no integer tokens of one example, fewer than 2 in a
-      sequence, weights of another shape.
+    UserError: during tracing: tokens that are no integers or not of one example, fewer than 2
+      in a sequence, weights of another shape.
 
   >>> uniform = lambda params, tokens: jnp.zeros((*tokens.shape, 8)) + params
   >>> print(round(float(next_token(uniform)(0.0, Example(jnp.arange(5), 0))), 4))  # log 8
@@ -188,7 +188,7 @@ def next_token(
       raise UserError(f"must return logits [1, T, V] {shapes}", field="apply")
     losses = _cross_entropy(trees.at_least_float32(jnp.asarray(logits)), targets)
     shares = _shares(targets, padding_id, weights).astype(losses.dtype)
-    # Selected, since 0 times infinity is NaN: uncounted losses may be any number.
+    # An uncounted loss may be infinite, and 0 times infinity is NaN. So it is replaced by 0.
     total = jnp.sum(jnp.where(shares > 0, losses, 0) * shares)
     if reduction == "sum":
       return total
@@ -199,7 +199,7 @@ def next_token(
 
 
 def _shares(targets: Array, padding_id: int | None, weights: Any) -> Array:
-  """Returns the share of each target: [m, T - 1]."""
+  """Returns each target's weight in the loss, 0 for padding: [m, T - 1]."""
   kept = jnp.ones(targets.shape, bool) if padding_id is None else targets != padding_id
   if weights is None:
     return kept

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-  """Formats a table: a line for the head, one for each row.
+  """Returns a Markdown table: the head, a line of dashes, and a line for each row.
 
   >>> print(table(["x", "y"], [["1", "2"]]), end="")
   | x | y |

@@ -1,7 +1,7 @@
-"""Metrics of a model on a data set: aggregates only, compiled once.
+"""Metrics of a model on a data set: totals and means, compiled once.
 
-The numbers are exact, so they are private only where the data is public: evaluate a
-private run on a public (or a consenting) test split.
+No noise is added, so a metric reveals something about the data it is computed on. Evaluate a
+private run on a test split that is public, or whose owners consent.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> logits [B, K]
 # Bounded, so that a long session frees its models.
 @functools.lru_cache(maxsize=64)
 def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
-  """Returns the jitted [3] (hits, sum of the cross-entropies, number of answers) over one
-  batch. It is cached for each `apply`, so repeated evaluation traces once for each batch
-  shape. With `padding_id` the answers are the tokens that follow each token of x."""
+  """Returns a jitted function of one batch -> [hits, sum of cross-entropies, number of answers].
+
+  It is cached for each `apply`, so repeated evaluation traces once for each batch shape. With
+  `padding_id` the model answers with the next token after each token of x, and y is unused."""
 
   @jax.jit
   def totals(params: Params, x: Array, y: Array, mask: Array) -> Array:
@@ -57,7 +58,7 @@ def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
 
 
 def _padded(data: Any, start: int, size: int) -> Any:
-  """Returns `size` rows, the last ones zero; of a dict of arrays a dict."""
+  """Returns rows start .. start + size - 1 of each array; rows beyond the data are zero."""
 
   def filled(rows: np.ndarray) -> np.ndarray:
     zeros = np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)
@@ -75,7 +76,7 @@ def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
 def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
   x = columns.by_place(dataset.x, "dataset.x")
   y = np.asarray(dataset.y)
-  # Other data are read a batch at a time.
+  # Only JAX arrays and lists are copied to NumPy at once. Others are read a batch at a time.
   if isinstance(x, jax.Array) or not hasattr(x, "shape"):
     x = np.asarray(x)
   if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) == 0:
@@ -92,11 +93,12 @@ def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
 def evaluate(
   apply: Apply, params: Params, dataset: Labelled, *, batch_size: int = 500
 ) -> dict[str, float]:
-  """{"accuracy", "loss"} over a data set: the mean hit rate and mean cross-entropy (nats).
+  """Returns {"accuracy", "loss"} over a data set: the share of right answers, and the mean
+  cross-entropy in nats.
 
-  `dataset` is anything with arrays `.x` [n, ...] and `.y` [n] integer labels. The last
-  batch is padded and masked, so there is one compilation for each (apply, batch_size)
-  whatever n is; pass the same `apply` object each time (`model.apply` is).
+  `dataset` is anything with arrays `.x` [n, ...] and `.y` [n] integer labels. The last batch is
+  padded and masked, so each (apply, batch_size) is compiled once, whatever n is. Pass an `apply`
+  that compares equal each time, as `model.apply` does: another one is compiled again.
 
   Raises:
     UserError: no examples, unequal lengths, non-integer labels, or outputs not [B, K].
@@ -118,7 +120,7 @@ def _summed(
   size: int,
   padding_id: int | None = None,
 ) -> list[float]:
-  """Sums (hits, cross-entropies, number of answers) over a data set."""
+  """Returns [hits, sum of cross-entropies, number of answers] over a data set."""
   validate.integer_at_least(1, batch_size=size)
   if not isinstance(apply, Hashable):
     raise UserError(
@@ -133,7 +135,7 @@ def _summed(
 def accuracy(
   apply: Apply, params: Params, dataset: Labelled, *, batch_size: int = 500
 ) -> float:
-  """The share of examples whose largest logit is their label; see `evaluate`.
+  """Returns the share of examples whose largest logit is that of their label; see `evaluate`.
 
   >>> from dpjax.types import Example
   >>> data = Example(x=jnp.eye(4), y=jnp.array([0, 1, 2, 0]))
@@ -169,16 +171,16 @@ def _all_outputs(apply: Apply, params: Params, dataset: Any, size: int) -> np.nd
 def evaluate_regression(
   apply: Apply, params: Params, dataset: Any, *, batch_size: int = 500
 ) -> dict[str, float]:
-  """{"rmse", "r2", "loss"} of a model that predicts one number of each example.
+  """Returns {"rmse", "r2", "loss"} of a model that predicts one number for each example.
 
   Args:
-    apply: (params, x [B, ...]) -> [B, 1], scaled to [-1, 1] as `dataset.y` is.
+    apply: (params, x [B, ...]) -> [B, 1], on the scale [-1, 1] of `dataset.y`.
     dataset: a `dpjax.data.Dataset` whose target is an `Interval`.
 
   Returns:
-    "rmse": root of the mean squared error, in the units of the data. "r2": 1 minus the
-    unexplained share of the variance of the test targets; NaN where they are all equal.
-    "loss": the mean squared error of scaled numbers, which training lowers.
+    "rmse": root of the mean squared error, in the units of the data. "r2": 1 minus mean squared
+    error / variance of the targets; NaN if all targets are equal. "loss": the mean squared error
+    on the scale [-1, 1], which training minimises.
 
   >>> from dpjax import data
   >>> rows = data.from_arrays([[1.0], [-1.0]], [30.0, 10.0], target=data.Interval(0, 40))
@@ -200,10 +202,10 @@ def evaluate_regression(
 def evaluate_labels(
   apply: Apply, params: Params, dataset: Any, *, batch_size: int = 500
 ) -> dict[str, float]:
-  """{"accuracy", "exact_match", "loss"} of a model with one logit for each of K labels.
+  """Returns {"accuracy", "exact_match", "loss"} of a model with one logit for each of K labels.
 
   Args:
-    apply: (params, x [B, ...]) -> logits [B, K]; a label is said to hold above 0.
+    apply: (params, x [B, ...]) -> logits [B, K]; a logit above 0 predicts that the label is 1.
     dataset: anything with arrays `.x` [n, ...] and `.y` [n, K] of 0 and 1.
 
   Returns:
@@ -231,7 +233,7 @@ def evaluate_labels(
 
 
 class Confusion(NamedTuple):
-  """Counts of answers by class, and the distance of probabilities from labels."""
+  """Counts of a classifier's answers by class, and the Brier score of its probabilities."""
 
   counts: np.ndarray  # [K, K]: rows are true classes, columns are answers
   unanswered: np.ndarray  # [K]: examples of a class whose logits hold NaN
@@ -290,8 +292,10 @@ def confusion(
 
 
 def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 500) -> float:
-  """Share of points whose nearest OTHER point (Euclidean; the first of several) has their
-  label. It measures how much an embedding knows of classes that it was not trained on.
+  """Returns the share of points whose nearest OTHER point has the same label.
+
+  Distances are Euclidean; of equally near points the first one counts. With classes that an
+  embedding was not trained on, the share measures how well the embedding separates them.
 
   Args:
     points: [n, D], n >= 2. labels: [n].
@@ -311,7 +315,7 @@ def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 50
   hits = 0
   for start in range(0, len(points), batch_size):
     rows = np.arange(start, min(start + batch_size, len(points)))
-    # Without the row's own length, which does not change the minimum.
+    # Squared distances without the squared length of the row, which changes no minimum.
     distances = lengths - 2 * points[rows] @ points.T
     # A point is not its own neighbour.
     distances[rows - start, rows] = np.inf
@@ -327,12 +331,11 @@ def evaluate_next_token(
   padding_id: int = 0,
   batch_size: int = 50,
 ) -> dict[str, float]:
-  """{"accuracy", "loss", "perplexity"} of predicting each token from those before it,
-  over all tokens of the data set that are not padding.
+  """Returns {"accuracy", "loss", "perplexity"} of predicting each token from those before it.
 
   `dataset.x` is tokens [n, T], or [n, m, T] where an example is several sequences; apply maps
-  [B, T - 1] to logits [B, T - 1, V]. Every token counts the same, whosever it is: perplexity
-  is exp of the mean over tokens, which no mean of examples' own means is.
+  [B, T - 1] to logits [B, T - 1, V]. Means are over all tokens that are not `padding_id`, so an
+  example with more tokens weighs more. Perplexity is exp of that mean loss (nats).
 
   >>> from dpjax.types import Example
   >>> data = Example(x=np.array([[1, 2, 1, 0]]), y=np.array([0]))

@@ -1,9 +1,9 @@
-"""A user's own code by its import path: `package.module:name` in place of a registered
+"""A user's own code in a config: an import path `package.module:name` in place of a registered
 name.
 
-What stands at such a path is called as what is registered is (`dpjax.experiments.config.user_code`
-says how for each field), so a model or a loss needs no change of dpjax. Modules are looked for
-where Python looks: with `python -m launch.train` that is the current directory first.
+The object at the path is called with the same arguments as a registered one, so a new model or
+loss needs no change of dpjax. `dpjax.experiments.config.user_code` lists the arguments for each
+field. Python's search path applies; with `python -m launch.train` the current directory is first.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def find(path: str, field: str) -> Callable[..., Any]:
     field: field of the config that holds the path, for the message.
 
   Raises:
-    UserError: one line: no such module, a module that fails while it is imported (with the
-      line of its file), no such name in it, or something that cannot be called.
+    UserError: no such module, a module that fails during its import (the error names the line
+      in its file), no such name in the module, or an object that cannot be called.
 
   >>> find("dpjax.models:Linear", "model.name").__name__
   'Linear'
@@ -90,8 +90,8 @@ def find(path: str, field: str) -> Callable[..., Any]:
 
 
 def _files(home: str, value: Any) -> list[str]:
-  """Returns the files of the module in a path, and of the module that its object comes
-  from."""
+  """Returns the file of the module in a path, and that of the module that defines the object
+  (they differ where the first module only imports it)."""
   homes = dict.fromkeys((home, str(getattr(value, "__module__", home))))
   files = (getattr(sys.modules.get(name), "__file__", None) for name in homes)
   return [file for file in files if file is not None]
@@ -101,7 +101,7 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
   """Calls the class or function at a path.
 
   Raises:
-    UserError: as `find`, or it does not take these arguments, or whatever it raises itself.
+    UserError: as `find`; the object does not take these arguments; or any error in the call.
 
   >>> call("dpjax.data:digest", "data.name", limit=3)
   Traceback (most recent call last):
@@ -116,7 +116,7 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
     raise UserError(
       f"is called with ({arguments}): {error}", field=field, value=path
     ) from error
-  # There is no signature to inspect.
+  # Some callables, such as built-in ones, have no signature to check.
   except ValueError:
     pass
   is_data = field == "data.name"
@@ -125,8 +125,8 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
 
 
 def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., Any]:
-  """Wraps `part` of the object at a path. Any error in it becomes a UserError that names
-  the field, with the error as its cause.
+  """Wraps `part`, a function of the object at a path. Any error in it becomes a UserError
+  that names the field, with the error as its cause.
 
   >>> guarded("mine:inverse", "loss", lambda x: 1 / x)(0)
   Traceback (most recent call last):
@@ -171,14 +171,14 @@ def _file(home: str) -> str | None:
   """Returns the file of a module that cannot be imported."""
   try:
     spec = importlib.util.find_spec(home)
-  # Its package cannot be imported either.
+  # The package that contains the module cannot be imported either.
   except Exception:
     return None
   return None if spec is None else spec.origin
 
 
 def reason(error: BaseException, file: str | None) -> str:
-  """Describes an error in one line, with the last line of a user's file that led to it.
+  """Describes an error in one line, with the number of the line in `file` that led to it.
 
   >>> reason(ValueError("too\\n  small"), "mine.py")
   'ValueError: too small'
@@ -190,7 +190,7 @@ def reason(error: BaseException, file: str | None) -> str:
 
 
 def blame(error: BaseException) -> str | None:
-  """Calls `reason` with the config's field, if an error passed through a user's file."""
+  """Returns the config's field and `reason`; None if no user's file was in the traceback."""
   files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
   # A config may also name a part of dpjax by its import path, which is no user's file.
   ours = pathlib.Path(__file__).parent
@@ -201,17 +201,17 @@ def blame(error: BaseException) -> str | None:
 
 # --- code of a run
 
-# `_FIELDS` may hold an import path. `_FILES` name weights, to start from or to attack.
+# Fields in `_FIELDS` may hold an import path. Those in `_FILES` name files of weights, which a
+# run starts from or attacks.
 _FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule", "writer")
 _FILES = (".pretrained", ".attack.target")
 
 
 def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
-  """Returns field -> {"path", "sha256" of the code} of every import path in a config's
-  fields. The file of weights that a run starts from, or attacks, is included.
+  """Returns field -> {"path", "sha256"} for every import path and file of weights in a config.
 
-  The sha256 is that of the file that the path names and, where that one only imports what the
-  path names, of the file that it comes from. `code` names all that they import.
+  For an import path the sha256 covers the file of the module in the path, and the file that
+  defines the object where that is another one. `code` also covers what these files import.
 
   >>> sources({"model": {"name": "mlp", "options": {"name": "a:b"}}, "loss": "auto"})
   {}
@@ -233,7 +233,9 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
 
 
 def weights_file(path: str) -> str:
-  """Returns the file or folder of weights that a path names: of a run's folder, its params.npz.
+  """Returns the file or folder of weights for a path: of a run's folder, its params.npz.
+
+  Of a folder that Flax or Orbax wrote, it is the newest checkpoint. A file stands for itself.
 
   >>> weights_file("model.safetensors")
   'model.safetensors'
@@ -241,7 +243,7 @@ def weights_file(path: str) -> str:
   saved = os.path.join(path, "params.npz")
   if os.path.exists(saved) or not os.path.isdir(path):
     return saved if os.path.isdir(path) else path
-  from dpjax import weight_folders  # few runs begin from a folder of another program
+  from dpjax import weight_folders  # needed only for folders that another program wrote
 
   return weight_folders.newest(path) or saved
 
@@ -264,7 +266,7 @@ def _sha256_of(path: str, field: str) -> str:
 
 def _sha256(path: str, field: str) -> str:
   files = _files(path.partition(":")[0], find(path, field))
-  # Code typed into a notebook: any code there would have the same digest.
+  # Code typed into a notebook has no file, so no digest could tell two versions apart.
   if not files:
     raise UserError(
       "must be code of a file, by which a run knows it again", field=field, value=path
@@ -273,10 +275,10 @@ def _sha256(path: str, field: str) -> str:
 
 
 def code(fields: Mapping[str, Any], extra: Iterable[Any] = ()) -> run_code.Code:
-  """Returns the code of a run with a config of these fields: see `dpjax.run_code`.
+  """Returns all code that a run with these config fields imports: see `dpjax.run_code`.
 
   Args:
-    extra: more that a run begins at, such as the type of a config that is not dpjax's.
+    extra: further modules or objects to start from, such as the type of a user's own config.
 
   >>> code({"model": {"name": "mlp"}}).modules
   {}
@@ -285,9 +287,9 @@ def code(fields: Mapping[str, Any], extra: Iterable[Any] = ()) -> run_code.Code:
 
 
 def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
-  """Returns modules and objects that import paths in a config's fields name.
+  """Returns the modules and objects that the import paths in a config's fields name.
 
-  Those in the options of a model count too: it may import by them.
+  Import paths in a model's options count too, since the model may import them.
   """
   roots: list[Any] = []
   for name, value in fields.items():

@@ -1,4 +1,4 @@
-"""Packages that `pip install dpjax` leaves out, and the extra that brings each.
+"""Packages that `pip install dpjax` leaves out, and the extra that installs each.
 
 The core trains, accounts and samples in a notebook. The launchers also draw pictures, write event
 files and read prepared data sets: `pip install 'dpjax[runs]'`.
@@ -25,13 +25,13 @@ EXTRA_OF = {
 
 
 def missing(error: BaseException) -> UserError | None:
-  """Returns the error of one line that names the extra of a package that is not installed.
+  """Returns a one-line error that names a missing package and the extra that installs it.
 
   Args:
-    error: of an import; any other has None.
+    error: any exception.
 
   Returns:
-    None where the package belongs to no extra of `EXTRA_OF`.
+    None unless `error` is the failed import of a package in `EXTRA_OF`.
 
   >>> print(missing(ModuleNotFoundError("No module named 'PIL'", name="PIL")))
   needs PIL, which is not installed: pip install 'dpjax[runs]'
@@ -52,10 +52,10 @@ def _not_installed(name: str) -> UserError:
 
 @contextlib.contextmanager
 def needed() -> Iterator[None]:
-  """Makes a block of imports end in one line where a package of an extra is not installed.
+  """Turns a failed import in its block into a one-line error, if an extra has the package.
 
   Raises:
-    UserError: it names the package and the extra. Other errors pass.
+    UserError: names the package and the extra. Other errors pass unchanged.
 
   >>> with needed():
   ...   import math
@@ -70,9 +70,9 @@ def needed() -> Iterator[None]:
 
 
 def check(extra: str) -> None:
-  """Raises UserError where a package of this extra is not installed; imports none of them.
+  """Raises UserError if a package of this extra is not installed; imports none of them.
 
-  Call it before work that takes long, and would need the package only at its end.
+  Call it before long work that needs the package only at its end.
 
   >>> check("an extra without packages")
   """

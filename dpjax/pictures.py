@@ -1,8 +1,8 @@
 """The look of every picture: sizes, colours, words, and files as PNG, PDF and SVG.
 
-Drawn with matplotlib's object interface, so that no global state stays changed and no display
-is needed. Colours are those of Okabe and Ito (2008), which everybody tells apart; beside each
-stands a marker, for pictures that are printed in grey.
+Drawing uses matplotlib's object interface, which changes no global state and needs no display.
+Colours are those of Okabe and Ito (2008), which colour-blind readers can tell apart. Each has a
+marker as well, for prints in grey.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# Published results of others, which are never lines of ours.
+# Markers of published results of others, so that they differ from those of our own lines.
 REFERENCE_MARKERS = ("*", "d", "p", "h", "8", "<")
 REFERENCE_COLOR = "#555555"
-# Other curves of the same picture, behind the one that a panel is about.
+# Colour of the other curves of a picture, drawn behind the one that a panel is about.
 CONTEXT_COLOR = "#C8C8C8"
-# Widths of a column in inches: of most two-column proceedings, and of a page.
+# Picture widths in inches: one column of most two-column proceedings, and a whole page.
 SIZES = {"single": 3.3, "double": 6.9}
 STYLES = ("grid", "plain", "grey")
 SUFFIXES = (".png", ".pdf", ".svg")
 WITHOUT_PRIVACY = "without privacy"
 _GREYS = ("#000000", "#5A5A5A", "#8C8C8C", "#B0B0B0")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
-# Inches: below it no tick label of the smallest font fits.
+# Least and largest size in inches. Below the least no tick label of the smallest font fits.
 _LEAST = 1.0
 _MOST = 40.0
 _FONT_SIZES = (4.0, 24.0)
@@ -100,19 +100,19 @@ _RELATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-  """How a picture looks, whatever it shows.
+  """The look of a picture, independent of what it shows.
 
   Attributes:
     width: in inches.
-    height: in inches; None: what its panels need.
-    font_size: in points, of labels; ticks are one point smaller.
+    height: in inches; None for what its panels need.
+    font_size: of labels, in points; ticks are one point smaller.
     style: "grid" with light lines behind, "plain" without, "grey" for print without colours.
-    title: above the picture; None: the picture's own; "": none.
-    log_x: whether x is logarithmic; None: as the picture has it.
-    log_y: the same of y.
+    title: text above the picture; None for the picture's own title, "" for none.
+    log_x: whether x is logarithmic; None for the default of the picture.
+    log_y: whether y is logarithmic, likewise.
 
   Raises:
-    UserError: a size, a font or a style outside of what can be drawn.
+    UserError: a size, a font size or a style that is not allowed.
 
   >>> Look().width, Look(width=SIZES["single"]).across(1.6)
   (6.9, 2)
@@ -145,12 +145,12 @@ class Look:
       )
 
   def color(self, index: int) -> str:
-    """Returns the colour of line `index`; they begin again after the last one."""
+    """Returns the colour of line `index`; after the last colour the first one follows."""
     colors = _GREYS if self.style == "grey" else PALETTE
     return colors[index % len(colors)]
 
   def dash(self, index: int) -> Any:
-    """Returns the dashes of line `index`: all solid, but in grey, where they tell lines apart."""
+    """Returns the dash pattern of line `index`: solid, except in grey once greys repeat."""
     return _DASHES[index // len(_GREYS) % len(_DASHES)] if self.style == "grey" else "-"
 
   def across(self, least_width: float) -> int:
@@ -158,17 +158,17 @@ class Look:
     return max(1, int(self.width // least_width))
 
 
-# The look of every picture that dpjax writes unasked.
+# The look of pictures for which the caller gives none.
 PAGE = Look()
 
 
 def marker(index: int) -> str:
-  """Returns the marker of line `index`: with the colour it names a line, also in grey."""
+  """Returns the marker of line `index`, which tells lines apart where colours are lost."""
   return MARKERS[index % len(MARKERS)]
 
 
 def letter(font_size: float) -> float:
-  """Returns how wide a letter is, in inches: on average a little over half as wide as high."""
+  """Returns the average width of a letter in inches; `font_size` is its height in points."""
   return 0.565 * font_size / 72
 
 
@@ -191,7 +191,7 @@ def proper_name(name: str) -> str:
 
 
 def relation_in_words(relation: str, unit: str = "example") -> str:
-  """Returns a neighbouring relation in words; what is written behind its name stays.
+  """Returns a neighbouring relation in words; text after the relation's name is kept.
 
   >>> relation_in_words("add_or_remove_one", "user")
   'add or remove one user'
@@ -203,7 +203,7 @@ def relation_in_words(relation: str, unit: str = "example") -> str:
 
 
 def new_figure(look: Look, *, height: float) -> Figure:
-  """Returns an empty figure of the look's width; `height` in inches where the look has none."""
+  """Returns an empty figure of the look's size; `height` (inches) serves if the look has none."""
   with optional.needed():
     from matplotlib.figure import Figure
 
@@ -213,7 +213,7 @@ def new_figure(look: Look, *, height: float) -> Figure:
 def dress(
   axes: Axes, look: Look = PAGE, *, title: str = "", xlabel: str = "", ylabel: str = ""
 ) -> None:
-  """Gives axes their labels, ticks and lines behind; nothing else decorates a picture here."""
+  """Sets the title, labels, tick sizes and grid of axes, and hides the top and right border."""
   axes.set_title(title, fontsize=look.font_size, loc="left")
   axes.set_xlabel(xlabel, fontsize=look.font_size)
   axes.set_ylabel(ylabel, fontsize=look.font_size)
@@ -271,10 +271,10 @@ def label_ends(
   last: the limits of the axes do not move afterwards.
 
   Args:
-    axes: with all its lines.
-    look: of the picture.
+    axes: axes that already hold all lines.
+    look: look of the picture.
     ends: (name, height in data coordinates, colour) of each line.
-    characters: at which a name is broken.
+    characters: most characters in one line of a name; longer names are wrapped.
   """
   with optional.needed():
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -283,7 +283,7 @@ def label_ends(
   figure = axes.get_figure(root=True)
   assert isinstance(figure, Figure)
   FigureCanvasAgg(figure)
-  # So that the height of the axes is known: how much of it a line of text takes.
+  # The layout fixes the height of the axes, from which the share of a line of text follows.
   figure.draw_without_rendering()
   axes.set_ylim(axes.get_ylim())
   high = axes.get_window_extent().height
@@ -295,7 +295,8 @@ def label_ends(
     text = textwrap.fill(name, characters, break_on_hyphens=False)
     shown.append((float(share), text, color, (text.count("\n") + 1) * line))
   shown.sort(key=lambda entry: entry[0])
-  # From below each name stands above the one before; if the last stands too high, all go down.
+  # Place names from the lowest to the highest, each above the last. If the top one ends above
+  # the axes, push the names down again from the top.
   centers: list[float] = []
   for share, _, _, size in shown:
     lowest = (
@@ -309,7 +310,7 @@ def label_ends(
     )
     if over:
       centers[index] = min(centers[index], above - shown[index][3] / 2)
-  # Ten points beside the axes, however wide these are.
+  # Ten points to the right of the axes, as a share of their width.
   gap = 10 * figure.dpi / 72 / max(axes.get_window_extent().width, 1.0)
   for center, (share, text, color, _) in zip(centers, shown):
     axes.annotate(
@@ -338,15 +339,15 @@ def check_suffix(path: str | os.PathLike) -> str:
 
 
 def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -> None:
-  """Writes a picture, atomically, without a display; names in it stay as they are.
+  """Writes a picture, atomically and without a display. Names are not read as formulas.
 
-  The same picture is the same file: no date and no random id is written. Letters of a PDF are
-  TrueType, as publishers ask, and those of an SVG are outlines.
+  Equal pictures give equal files: no date and no random id is written. Fonts of a PDF are
+  TrueType, as publishers ask, and letters of an SVG are outlines.
 
   Args:
-    figure: of matplotlib.
-    path: whose suffix is .png, .pdf or .svg.
-    also: more suffixes; each is a file beside `path`.
+    figure: a matplotlib figure.
+    path: file whose suffix is .png, .pdf or .svg.
+    also: further suffixes; each gives one more file beside `path`.
 
   Raises:
     UserError: another suffix.
@@ -371,18 +372,18 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   fixed: dict[Any, Any] = {"pdf.fonttype": 42, "svg.hashsalt": "dpjax"}
   dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": None}
   for each, suffix in zip(paths, suffixes):
-    # In memory first, so that a kill leaves the old picture or the new one.
+    # Drawn in memory first, so that a killed process leaves the old file or the new one.
     content = io.BytesIO()
     with matplotlib.rc_context(fixed):
       figure.savefig(content, format=suffix[1:], dpi=_DPI, metadata=dates[suffix])
-    # A third of the bytes; a photograph or a heat map keeps all its colours.
+    # A palette makes the file a third as large. Photographs and heat maps need all colours.
     if suffix == ".png" and not figure.findobj(AxesImage):
       content = _with_a_palette(content)
     files.replace_file(each, content.getvalue())
 
 
 def _with_a_palette(content: io.BytesIO) -> io.BytesIO:
-  """Returns a PNG of lines and letters with 256 colours in place of all."""
+  """Returns a PNG reduced to 256 colours, which is enough for lines and letters."""
   with optional.needed():
     from PIL import Image
 

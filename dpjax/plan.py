@@ -1,7 +1,7 @@
-"""The plan: sampler, clip, noise and event, bound together.
+"""The plan of a private run: sampler, clipping, noise and accounting in one object.
 
-A Plan yields the transform that runs AND the event that is accounted, so that a mismatch
-between them cannot be written down.
+A Plan makes both the transform that runs and the event that is accounted, so the two cannot
+disagree.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_STEPS = 2**31 - 1
 _MANY_STEPS = 2 * 10**6
 # Most examples that NumPy can number.
 _MOST_EXAMPLES = 2**63 - 1
-# A divisor beyond this multiple of the expected batch size is a mistake.
+# `batches` warns if the divisor and the expected batch size differ by more than this factor.
 _FAR_OFF = 4.0
 
 
@@ -41,7 +41,7 @@ def _steps_of(epochs: float, size: int, batch_size: int) -> int:
 
   Raises:
     UserError: more steps than a transform can count.
-    UserWarning: more steps than usual, for which finding the noise takes minutes.
+    UserWarning: more than two million steps, for which finding the noise takes minutes.
   """
   steps = epochs * size / batch_size
   sentence = f"are {steps:.3g} steps of batch_size={batch_size}"
@@ -72,33 +72,34 @@ class Plan:
   """A private run: how to sample, clip and add noise, how often, and the cost.
 
   Args:
-    sampler: decides who takes part in a step, and states its event.
+    sampler: decides which examples take part in a step, and states the event of the step.
     noise_multiplier: standard deviation of the noise on the sum / l2_clip_norm.
-    l2_clip_norm: bound on one example's gradient, a prefix tree of bounds, or a
-      `dpjax.Clip`, which also says by which rule, and by which schedule; the plan holds the
-      `Clip` of all three. What an adaptive rule releases is accounted with every step.
+    l2_clip_norm: bound on the L2 norm of one example's gradient, a prefix tree of bounds, or a
+      `dpjax.Clip`, which adds a clipping rule and a schedule; the plan stores it as a `Clip`.
+      The cost of every step includes what an adaptive rule releases.
     normalize_by: public divisor of the noisy sum: the expected batch size, or 1 for the sum.
-      `batches` warns of one that is far off.
-    num_steps: updates that the plan accounts for.
+      `batches` warns if it is far from the expected batch size.
+    num_steps: largest number of updates, all of which the guarantee covers.
     delta: delta of the guarantee; `OVERFLOW_SHARE` of it is kept for draws above the capacity.
-    neighboring_relation: "" for the sampler's own.
-    accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler
-      (fixed-size sampling is proved by "rdp" only).
+    neighboring_relation: "" for the sampler's default.
+    accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler.
     slices: physical batches that make up one step; see `accumulated`.
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.Participation`), from which its cost is computed.
-    statistics: called once on the same data before step 1, accounted with it, not without;
-      with the key of `transform` or another.
-    scaling: `transforms.CoordinateScaling`: coordinates are scaled by earlier private outputs
-      before the clip, at no cost (`transforms/scale_then_privatize.py`); None: they are not.
+    statistics: private statistics, computed once on the same data before the first step. The
+      cost of the first step includes theirs; `epsilon(steps=0)` does not. Their key may be that
+      of `transform`, or another.
+    scaling: a `transforms.CoordinateScaling`, which scales coordinates by earlier private outputs
+      before the clip, at no cost (`transforms/scale_then_privatize.py`); None for no scaling.
 
   `dpjax/transforms/together.py` lists the combinations that are refused.
 
   Guarantee: a run that uses `transform` on the batches of `batches`, for at most `steps`
-  updates, is (epsilon(delta, steps), delta)-differentially private for one example under
-  `neighboring_relation`. All its numbers are constants: under add_or_remove_one none of them
-  may follow from the number of examples, which is a secret; one that was declared serves.
+  updates, is (epsilon(delta, steps), delta)-differentially private for one record of the
+  sampler's `unit` under `neighboring_relation`. All numbers of the plan must be constants. Under
+  add_or_remove_one the number of examples is secret, so none may be computed from it; a number
+  declared without looking at the data may be used.
 
   >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.01, capacity=768),
   ...   noise_multiplier=1.2, l2_clip_norm=1.0, normalize_by=600, num_steps=2000, delta=1e-5)
@@ -125,7 +126,7 @@ class Plan:
     validate.integer_at_least(1, slices=self.slices)
     validate.integer_in(1, _MOST_STEPS, num_steps=self.num_steps)
     validate.open_unit(delta=self.delta)
-    # In half precision the share of delta for draws above the capacity would round to 0.
+    # If delta were a half-precision number, the share of it for overflow would round to 0.
     object.__setattr__(self, "delta", float(self.delta))
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
     # A plan without statistics imports none of their mechanisms.
@@ -153,7 +154,7 @@ class Plan:
       statistics=self.statistics,
       scaling=self.scaling,
     )
-    # If this overflows or vanishes, the noise that runs is not z.
+    # The product is the noise that is drawn, so it must not round to 0 or infinity.
     if self.noise_multiplier:
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
     proof = self.sampler.proof
@@ -186,7 +187,7 @@ class Plan:
 
   @functools.cached_property
   def _correlated_events(self) -> tuple[DpEvent, ...]:
-    """Returns each step's event, for samplers that bound participation and noise above zero."""
+    """Returns each step's event; only for a sampler that bounds participation."""
     participation = self.sampler.participation
     assert participation is not None
     return accounting.correlated_events(
@@ -213,17 +214,18 @@ class Plan:
     """Returns the plan with the least noise that keeps `num_steps` within a guarantee.
 
     Args:
-      epsilon: epsilon of the guarantee (epsilon, delta); or
-      attack: in its place what an attacker may do at most, such as
-        `accounting.TruePositiveRate(tpr=0.1, fpr=0.01)`. Delta is then the slack of
-        `GaussianDp`, and what the plan's epsilon is stated at.
+      epsilon: epsilon of the guarantee (epsilon, delta). Give this or `attack`.
+      attack: the most that an attacker may achieve, such as
+        `accounting.TruePositiveRate(tpr=0.1, fpr=0.01)`. Then delta is the slack of a
+        `GaussianDp` bound, and the delta at which the plan states its epsilon.
       options: further fields of the plan.
 
     Raises:
       UserError: not exactly one of epsilon and attack, epsilon <= 0, a guarantee that no noise
         reaches, or a sampler that has no event.
     """
-    # First of all: who gives a noise multiplier gives no epsilon, and epsilon is not at fault.
+    # Checked first: who gives a noise multiplier gives no epsilon, and must not be told that
+    # epsilon is missing.
     known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
     for name in options.keys() - known:
       if name == "noise_multiplier":
@@ -239,7 +241,7 @@ class Plan:
       raise UserError(
         "give it or epsilon, not both", field="attack", value=Verbatim(repr(attack))
       )
-    # Its checks run before the search for the noise.
+    # Making a plan with any noise runs its checks before the slow search for the noise.
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
     if sampler.event(accounting.gaussian_event(1.0)) is None:
       raise UserError(
@@ -263,7 +265,7 @@ class Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
 
     def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
-      # Another accountant gives the search its start, or says that it knows no such sampler.
+      # The search asks a faster accountant where to start. That one may not know the sampler.
       changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
       changed["noise_multiplier"] = noise_multiplier
       return dataclasses.replace(self, **changed).privacy_profile()
@@ -287,24 +289,23 @@ class Plan:
     num_examples: int | None = None,
     **options: Any,
   ) -> Plan:
-    """Returns the plan of a Poisson-sampled run, from its expected batch size and its
-    epochs.
+    """Returns the plan of a Poisson-sampled run, from its expected batch size and its epochs.
 
     Sampling probability (batch_size / n), capacity, divisor (batch_size) and number of steps
     (epochs * n / batch_size, rounded) follow from those two numbers and a size n.
 
-    Under add-or-remove-one the size of the data is private, so n is a number that was declared
-    without looking: `num_examples`, else the `nominal_size` of a `dpjax.data.Dataset`. Under
-    the other relations both neighbours have one size, and n is len(data).
+    n is `num_examples` where given. Otherwise, under add_or_remove_one the size of the data is
+    private, and n is the `nominal_size` that a `dpjax.data.Dataset` declares. Under the other
+    relations neighbours have equal sizes, and n is len(data).
 
     Args:
       data: what `batches` will draw from.
       batch_size: expected number of examples in a step.
-      epochs: expected number of steps of each example.
+      epochs: expected number of steps in which each example takes part.
       epsilon, delta: the guarantee; the noise is the least that keeps it.
-      attack: in place of epsilon what an attacker may do at most, as for `calibrated`.
+      attack: in place of epsilon, the most that an attacker may achieve, as for `calibrated`.
       l2_clip_norm: bound on one example's gradient, as for the plan.
-      num_examples: n, declared. None: as above.
+      num_examples: n, a number declared without looking at the data; None for the n above.
       options: further fields of the plan, such as `neighboring_relation` and `slices`.
 
     Raises:
@@ -371,7 +372,7 @@ class Plan:
 
   @property
   def is_private(self) -> bool:
-    """False where no epsilon can be proved: no noise, no clipping, or no event."""
+    """Whether an epsilon can be proved: there is noise, and the sampler has an event."""
     return not isinstance(self._event_at(0), NonPrivateDpEvent)
 
   @property
@@ -381,12 +382,13 @@ class Plan:
     return self.sampler.steps_alike and not differ
 
   def step_event(self, step: int | None = None) -> DpEvent:
-    """Returns the event that step `step`, from 0, adds to the cost.
+    """Returns the event that step `step`, counted from 0, adds to the cost.
 
-    Composing the events of the first t steps gives what t steps cost, for every t.
+    The events of the first t steps compose to the cost of t steps, for every t. `step` may be
+    None if all steps are alike.
 
     Raises:
-      UserError: step None where the steps differ, or beyond the plan's steps.
+      UserError: step None although the steps differ, or a step beyond the plan's last.
     """
     if step is None and not self.steps_alike:
       raise UserError(
@@ -405,17 +407,16 @@ class Plan:
     return event if step else self._with_statistics(event)
 
   def _with_statistics(self, sums: DpEvent) -> DpEvent:
-    """Returns the event of the statistics and of `sums`: everything released from the first
-    step on.
+    """Returns the event of the statistics together with `sums`, the event of noisy sums.
 
-    Each sum answers the data and what was released before it, so that both compose.
+    Each sum depends on the data and on earlier releases only, so the two compose.
     """
     if self.statistics is None or isinstance(sums, NonPrivateDpEvent):
       return sums
     return accounting.joined([self.statistics.event(self.neighboring_relation), sums])
 
   def sum_event(self, step: int) -> DpEvent:
-    """Returns the event of the noisy sum of step `step`: `step_event` without the statistics."""
+    """Returns the event of the noisy sum of step `step`, without the cost of the statistics."""
     if self.noise_multiplier == 0:
       return NonPrivateDpEvent()
     if self.sampler.participation is not None:
@@ -440,7 +441,9 @@ class Plan:
     return accounting.joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
-    """Returns `event(steps)` up to rounding, as one Gaussian where it composes to one."""
+    """Returns `event(steps)`, as one Gaussian where it composes to one, which is faster.
+
+    The two are equal up to rounding."""
     steps = self._steps(steps)
     participation = self.sampler.participation
     if participation is None or not steps or not self.noise_multiplier:
@@ -472,13 +475,12 @@ class Plan:
     return int(steps)
 
   def accounted_delta(self, delta: float, steps: int | None = None) -> float:
-    """delta minus the part reserved for a random draw above the capacity, in a run of
-    `steps`.
+    """Returns delta minus the part reserved for draws above the capacity in `steps` steps.
 
-    A run overflows with probability B at most; `check_capacity` ensures this at the plan's own
-    delta and epsilon. It costs (1 + e^epsilon) B of delta at ANY delta: below
-    the plan's own delta, where epsilon is larger, more than `OVERFLOW_SHARE` is needed, and
-    the least amount x >= (1 + e^epsilon(delta - x)) B is reserved.
+    A run overflows with probability at most B; `check_capacity` ensures this at the plan's own
+    delta and epsilon. Overflow costs (1 + e^epsilon) B of delta at ANY delta. Below the plan's
+    own delta epsilon is larger, so `OVERFLOW_SHARE` may not be enough. Then the least amount
+    x >= (1 + e^epsilon(delta - x)) B is reserved, on a grid of amounts.
 
     Raises:
       UserError: no epsilon makes the run private at such a small delta.
@@ -496,8 +498,7 @@ class Plan:
 
   @functools.cached_property
   def _own_epsilon(self) -> float:
-    """Returns epsilon of all steps at the plan's delta, which determines the sufficient
-    capacity."""
+    """Returns epsilon of all steps at the plan's delta. The capacity is chosen for it."""
     return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
 
   @property
@@ -505,8 +506,7 @@ class Plan:
     return accounting.overflow.log_allowed(self.delta, self._own_epsilon, self.num_steps)
 
   def _set_aside(self, delta: float, steps: int) -> float:
-    """Returns the delta that overflow of `steps` steps needs, in addition to the plan's
-    share."""
+    """Returns how much of `delta` to reserve for overflow in `steps` steps, in all."""
     event = self._total(steps)
     aside = accounting.overflow.set_aside(
       lambda left: self._accounted(event, left),
@@ -515,7 +515,7 @@ class Plan:
       least=OVERFLOW_SHARE * self.delta,
     )
     if aside is None and math.isinf(self._accounted(event, delta)):
-      # Any share will do: overflow costs infinitely much.
+      # Epsilon is infinite even at all of delta, so the size of the reserve does not matter.
       return delta / 2
     if aside is None:
       raise UserError(
@@ -527,10 +527,10 @@ class Plan:
     return aside
 
   def epsilon(self, delta: float | None = None, steps: int | None = None) -> float:
-    """epsilon at `delta` (default: the plan's) after `steps` (default: all) steps.
+    """Returns epsilon at `delta` (default: the plan's) after `steps` (default: all) steps.
 
-    Guarantee: it holds for runs on `batches`, whose abort on a draw above the capacity is
-    accounted at every delta.
+    Guarantee: it holds for runs on `batches`. It includes the cost of their abort on a draw
+    above the capacity, at every delta.
     """
     return self._epsilon_of(self.event(steps), delta, steps)
 
@@ -547,19 +547,19 @@ class Plan:
     )
 
   def epsilon_curve(self, steps: Iterable[int], delta: float | None = None) -> np.ndarray:
-    """epsilon after each of the given step counts, each as `epsilon(delta, steps)`."""
+    """Returns epsilon after each of the given step counts, each as `epsilon(delta, steps)`."""
     counts = [self._steps(int(count)) for count in steps]
     return np.array([self._epsilon_of(self._total(n), delta, n) for n in counts], float)
 
   def trade_off(self, steps: int | None = None) -> accounting.TradeOff:
-    """Returns every pair (epsilon, delta) that holds after `steps` (default: all) steps, at many
-    epsilons. Each accounts for the abort on a draw above the capacity."""
+    """Returns pairs (epsilon, delta) at many epsilons, after `steps` (default: all) steps. All
+    hold at once, and each includes the cost of the abort on a draw above the capacity."""
     return accounting.all_pairs_of(self.privacy_profile(steps))
 
   def privacy_profile(self, steps: int | None = None) -> accounting.Profile:
-    """Returns a function that gives delta at any epsilons after `steps` (default: all) steps.
+    """Returns a function epsilons -> deltas for the state after `steps` (default: all) steps.
 
-    Each pair accounts for the abort on a draw above the capacity, and all hold at once.
+    All pairs hold at once, and each includes the cost of the abort on a draw above the capacity.
 
     >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.1, capacity=99), l2_clip_norm=1.0,
     ...   noise_multiplier=1.0, normalize_by=10, num_steps=3, delta=1e-5)
@@ -576,28 +576,29 @@ class Plan:
     return accounting.overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
-    """Returns `dpjax.clip_and_noise` with this plan's numbers, or the variant that its clip
-    needs.
+    """Returns the private Optax transform: `dpjax.clip_and_noise`, or the variant that the plan's
+    clip and noise need.
 
     Put it first in `optax.chain`, in no wrapper. A transform before it would see all examples of
-    a batch, and one example could change the gradients of the others. Optax before it raises a
-    one-line error. With slices > 1 give the chain to `accumulated`.
+    a batch, and one example could change the gradients of the others. An Optax transform before
+    it raises a one-line error. With slices > 1 give the chain to `accumulated`.
 
-    Its `update(grads, state, params, mask=batch.mask)` takes a `ClippedSum` of `clipped_grad`,
-    which knows its mask, or gradients of `dpjax.per_example_grads`; bare arrays go through
-    `dpjax.stacked`. Its state counts the updates (`spent`). These raise, and give NaN under jit:
+    `update(grads, state, params, mask=batch.mask)` takes a `ClippedSum` of `clipped_grad`, which
+    knows its mask, or gradients of `dpjax.per_example_grads`; bare arrays go through
+    `dpjax.stacked`. The state counts the updates (`spent`). These raise, and give NaN under jit:
     an update beyond `num_steps`; a state changed by `optax.tree.set`, `jax.tree.map` or similar;
     the state of a plan with another noise, bound or sampling probability; more examples than the
-    sampler ever draws. Each update needs the state that the one before returned. An earlier state
-    as a whole, whether kept, copied, restored or made by `init` again, draws the same noise twice,
-    which cannot be detected. Nor can it be detected how rows were drawn: epsilon is that of
-    `batches`, not of your own rows with mask=True.
+    sampler ever draws.
+
+    Two mistakes cannot be detected. Each update needs the state that the last one returned: an
+    earlier state, whether kept, copied, restored or made by `init` again, draws the same noise
+    twice. And epsilon holds for rows of `batches`, not for your own rows with mask=True.
 
     Args:
       key: key of the noise, for ONE run on ONE data set. Two runs with one key have the same
-        noise, so the difference of their releases is exact, whatever their data and settings.
-        No transform sees the whole data, so this cannot be checked here. Give every run its own
-        key: `dpjax.new_key()`, or a seed that no other run has.
+        noise, which cancels in the difference of their releases. No transform sees the whole
+        data, so this cannot be checked here. Give every run its own key: `dpjax.new_key()`, or a
+        seed that no other run has.
     """
     from dpjax.transforms import accumulation, of_plan  # a plan alone needs neither
 
@@ -608,7 +609,7 @@ class Plan:
 
   @functools.cached_property
   def _mark(self) -> int:
-    """Returns 32 bits that identify the mechanism of a step. Its states carry them."""
+    """Returns 32 bits that identify the mechanism of a step. The transform's states hold them."""
     from dpjax.transforms import of_plan
 
     clip = self.l2_clip_norm
@@ -617,11 +618,11 @@ class Plan:
     event = self.sum_event(0)
     try:
       cost: Any = accounting.event_to_json(event)
-    # The event is a user's own.
+    # A user's own event has no JSON form.
     except UserError:
       cost = type(event).__name__
     correlated = {} if participation is None else participation._asdict()
-    # Plans without scaling keep their marks, and their checkpoints.
+    # Left out if None, so that marks in older checkpoints of plans without scaling stay valid.
     scaling = {} if self.scaling is None else {"scaling": dataclasses.asdict(self.scaling)}
     return of_plan.mark_of(
       {
@@ -667,7 +668,7 @@ class Plan:
     delta: float | None = None,
     num_examples: int | None = None,
   ) -> SpentBudget:
-    """Returns the cost of the updates that this optimizer state has counted, whatever was planned.
+    """Returns the cost of the updates that an optimizer state has counted so far.
 
     Args:
       opt_state: state of the chain that `transform` is in, or anything that holds it, such as the
@@ -675,13 +676,13 @@ class Plan:
       delta: delta of the guarantee; None for the plan's.
       num_examples: a public size for the statement, as in `statement`.
 
-    Guarantee: for a run on `batches` from step 0, in which each update was given the state of
-    the one before.
+    Guarantee: holds for a run on `batches` from step 0, in which each update was given the state
+    that the last one returned.
 
     Raises:
-      UserError: a state without the noise of a private transform, or with several; one that
-        something else has changed, or of a plan with other noise; more steps than the plan
-        has; called under jit.
+      UserError: a state that does not hold exactly one private transform's state; one that other
+        code has changed, or that belongs to a plan with other noise; more steps than the plan
+        has; a call under jit.
 
     >>> import optax
     >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.5, capacity=4), l2_clip_norm=1.0,
@@ -708,8 +709,7 @@ class Plan:
     if isinstance(states[0].draws, core.Tracer):
       raise UserError("is traced; call plan.spent outside of jit", field="opt_state")
     count = np.asarray(states[0].draws)
-    # Copies on several devices look like models under vmap, but only the former are one
-    # run.
+    # Copies of one state on several devices look like states of several models under vmap.
     if count.shape or count.dtype.kind not in "iu" or count < 0:
       raise UserError(
         f"counts steps by {count.dtype}{list(count.shape)}: must be one integer "
@@ -733,14 +733,14 @@ class Plan:
     )
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> gradients.ClippedGrad:
-    """`dpjax.clipped_grad` with this plan's clip norm; feed its result to `transform`.
+    """Returns `dpjax.clipped_grad` with this plan's clip norm; give its result to `transform`.
 
-    Where the clip norm changes from step to step, `loss_fn` must be the loss divided by
-    `transforms.clip_scale(state)` of the transform's state, as `training.dp_sgd` does it. Where
-    coordinates are scaled, it must be a `transforms.ScaledLoss`, taken at its `start`.
+    If the clip norm changes from step to step, `loss_fn` must be the loss divided by
+    `transforms.clip_scale(state)` of the transform's state, as in `training.dp_sgd`. In a plan
+    with `scaling` it must be a `transforms.ScaledLoss`, called at its `start`.
 
     Raises:
-      UserError: another loss, in a plan with scaling.
+      UserError: a loss that is no `ScaledLoss` in a plan with scaling.
     """
     if self.scaling is not None and not isinstance(loss_fn, transforms.ScaledLoss):
       raise UserError(
@@ -752,12 +752,11 @@ class Plan:
     return gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
 
   def accumulated(self, tx: optax.GradientTransformation, *, rows: int = 0) -> Any:
-    """Wraps `tx` for this plan's slices: give it `optax.chain(plan.transform(key),
-    optimizer)`.
+    """Wraps `tx`, such as `optax.chain(plan.transform(key), optimizer)`, for this plan's slices.
 
-    With slices > 1 the result takes the `slices` batches of one step one after the other;
-    noise, division and the optimizer's own state move with the last one, once per step.
-    `rows`: rows of a slice, if several devices need more than the plan has; 0: the plan's own.
+    With slices > 1 the result takes the `slices` batches of one step one after the other. Only
+    the last one adds the noise, divides and updates the optimizer's own state, once per step.
+    `rows`: rows of a slice, if several devices need more than the plan has; 0 for the plan's.
     """
     if self.slices == 1:
       return tx
@@ -772,8 +771,8 @@ class Plan:
 
   @property
   def noise_std(self) -> Any:
-    """Standard deviation of the noise on the private MEAN gradient, equal at every step. A
-    number, or a prefix tree of numbers where it differs by group.
+    """Returns the standard deviation of the noise on the private MEAN gradient, if it is equal at
+    every step. It is a number, or a prefix tree of numbers if groups of parameters differ.
 
     Raises:
       UserError: the standard deviation changes from step to step.
@@ -791,18 +790,20 @@ class Plan:
     return jax.tree.leaves(stds)[0] if len(set(jax.tree.leaves(stds))) == 1 else stds
 
   def fitted_sampler(self, num_examples: int) -> Any:
-    """Returns the sampler with the least capacity that delta's share allows, also for one
-    more record."""
+    """Returns the sampler with the least capacity that the share of delta for overflow allows.
+
+    The capacity is enough for `num_examples` + 1 records, too."""
     return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
 
   def check_capacity(self, num_examples: int, declared: int | None = None) -> None:
-    """Raises unless delta's share covers the chance of a draw above the capacity.
+    """Raises UserError unless the share of delta covers the chance of a draw above the capacity.
 
     Args:
-      declared: declared number of examples, a constant. None: the number that the plan's divisor
-        is made for. Under add_or_remove_one a capacity that is enough for it also counts as
-        enough for one example more or less, so neighbours get the same answer. Data of any
-        other size are checked by their own size.
+      num_examples: number of examples in the data.
+      declared: declared number of examples, a constant; None for the number whose expected batch
+        size is `normalize_by`. Under add_or_remove_one a capacity that is enough for it counts
+        as enough for all data of at most one example more, so neighbours of it get the same
+        answer. Larger data are checked by their own size.
     """
     if not self.sampler.can_overflow:
       return
@@ -814,7 +815,7 @@ class Plan:
     needed = self._size_needed(num_examples)
     planned = self._size_of_divisor
     if needed and planned is not None and num_examples > planned + 1:
-      # The true number stays unsaid: this line may end in a log.
+      # The message leaves out the true number, which is secret: it may end in a log.
       raise UserError(
         "declared, or normalize_by / sampling_prob: is less than the examples that batches are "
         f"drawn from, so batches would exceed capacity="
@@ -833,14 +834,15 @@ class Plan:
 
   @property
   def _size_of_divisor(self) -> int | None:
-    """Number of examples whose expected batch size is `normalize_by`; None: there is none."""
+    """Returns the number of examples whose expected batch size is `normalize_by`; None without
+    a sampling rate, or if the number is below 1 or too large."""
     rate = getattr(self.sampler, "rate", None)
     size = self.normalize_by / rate if rate else math.inf
     return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
   def _size_needed(self, num_examples: int) -> int:
-    """Returns the padded batch size that draws from so many examples, and one more, need;
-    0: the present one is enough."""
+    """Returns the padded batch size that draws from `num_examples` + 1 examples need; 0 if that
+    of the plan is enough."""
     padded_batch_size = self.sampler.padded_batch_size
     needed = self.fitted_sampler(num_examples).padded_batch_size
     return needed if padded_batch_size < min(needed, num_examples + 1) else 0
@@ -848,28 +850,27 @@ class Plan:
   def batches(
     self, data: Indexed, rng: int | None = None, start: int = 0
   ) -> Iterator[Batch]:
-    """Yields padded, masked batches for steps start .. num_steps - 1, each a function of
-    (rng, step) alone. With slices > 1, each step's draw is split into that many consecutive
-    batches. Every drawn example is in exactly one of them.
+    """Yields padded, masked batches for steps start .. num_steps - 1. With slices > 1, the draw of
+    a step is split into that many consecutive batches, and each drawn example is in one of them.
 
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
         leading axis of len(indices), in their order: an array, a `dpjax.data.Dataset`, a torch
         TensorDataset, a Hugging Face data set `.with_format("numpy")`, a class of your own,
-        whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. Rows
-        that its `present` [n] (where it has one) calls empty are drawn, and contribute zero. Its
-        `nominal_size` (where it has one) is the number that the capacity is checked for.
-      rng: integer seed of the sampler; 128 bits or more for a release. None: 128 fresh bits of
-        the operating system, which nobody can draw again. Like the key of `transform`, it is for
-        one run on one data set: costs of runs add up only if they sample independently. The
-        batches are a function of (rng, step), not of the location of the data.
+        whose arrays are copied. Or a dict of arrays [n, ...]: an example is then a dict, too. If
+        it has a bool array `present` [n], rows that are False there may be drawn, and contribute
+        zero. If it has a `nominal_size`, the capacity is checked for that number.
+      rng: integer seed of the sampler; 128 bits or more for a release. None takes 128 fresh bits
+        of the operating system, which nobody can draw again. Like the key of `transform`, it is
+        for one run on one data set: costs of runs compose only if they sample independently.
+        Which rows a step draws depends on (rng, step) and the number of rows alone.
       start: first step, for a resumed run.
 
     Raises:
       UserError: the sampler's capacity is too small for these data; or they have no rows, or
         cannot be read by index, now or at a later step. The message does not show the draw.
-      UserWarning: `normalize_by` is far from the expected number of rows. That costs no
-        privacy, and scales the updates.
+      UserWarning: `normalize_by` is far from the expected batch size. That costs no privacy,
+        but makes updates too small or too large.
     """
     if rng is None:
       # Without a seed, an interrupted run cannot repeat its draws.
@@ -879,7 +880,7 @@ class Plan:
     num_examples = indexed.size_of(data)
     present = getattr(data, "present", None)
     if present is not None:
-      # NumPy would name a missing index in its error, and who was drawn is secret.
+      # Checked here, since NumPy's error would name a drawn index, which is secret.
       kind = getattr(getattr(present, "dtype", None), "kind", "")
       if kind != "b" or np.shape(present) != (num_examples,):
         raise UserError(
@@ -892,10 +893,9 @@ class Plan:
     if declared is not None:
       validate.integer_at_least(1, **{"data.nominal_size": declared})
     self.check_capacity(num_examples, declared)
-    # Unreadable data are reported now, from the first and the last row, which reveal no
-    # draw.
+    # Reads the first and the last row, so that unreadable data are reported before any draw.
     read = indexed.reader(data, num_examples)
-    # A part of a data set has the declared size of the whole: either may be meant.
+    # A subset keeps the declared size of the whole data set, and the divisor may fit either.
     near = num_examples if declared is None else declared
     self._warn_of_divisor(min(near, num_examples), max(near, num_examples))
 
@@ -911,7 +911,7 @@ class Plan:
     return generate()
 
   def _warn_of_divisor(self, least: int, most: int) -> None:
-    """Warns where the divisor is far from the expected batch size of so many examples."""
+    """Warns if the divisor is far from the expected batch size of `least` to `most` examples."""
     sampler = self.sampler
     if not isinstance(sampler, sampling.PaddedSampler | sampling.FixedSizeSampler):
       return
@@ -923,7 +923,7 @@ class Plan:
     )
     expected = min(max(self.normalize_by, sizes[0]), sizes[1])
     factor = self.normalize_by / expected
-    # Divisor 1 asks for the sum itself.
+    # Divisor 1 asks for the sum itself, not for a mean.
     if self.normalize_by == 1:
       return
     if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
@@ -937,13 +937,13 @@ class Plan:
 
   @property
   def l2_bound(self) -> float:
-    """Largest norm of one example's contribution to the sum."""
+    """Returns the largest L2 norm of one example's contribution to the sum."""
     return self.l2_clip_norm.l2_bound
 
   def statement(
     self, num_examples: int | None = None, steps: int | None = None, *, unit: str = ""
   ) -> str:
-    """The guarantee in words, with its assumptions; see accounting.privacy_statement.
+    """Returns the guarantee in words, with its assumptions; see `accounting.privacy_statement`.
 
     `unit` names what counts as one record; "" for the sampler's own unit.
     """

@@ -1,4 +1,4 @@
-"""Images from random numbers alone: for what must be known of images before any is seen."""
+"""Images made of random numbers, for settings that must be chosen without looking at data."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 def random_phases(
   random: np.random.Generator, count: int, falling: np.ndarray
 ) -> np.ndarray:
-  """Images whose amplitudes are 1 / `falling` and whose phases are uniform: [count, H, W].
+  """Draws images with amplitude 1 / `falling` at each frequency and uniform random phases.
 
   Args:
-    random: whose integers the phases are.
-    falling: [H, W] by frequency, in the order of `np.fft.fftfreq`; infinite where there
-      is nothing. Frequencies themselves give the spectrum of photographs (Field 1987).
+    random: generator of the phases.
+    falling: [H, W], in the order of `np.fft.fftfreq`; infinite at frequencies to leave out. The
+      absolute frequency itself gives the spectrum of photographs (Field 1987).
 
   Returns:
-    Of unit variance together, and of mean 0 each where falling[0, 0] is infinite.
+    [count, H, W] of variance 1 over all; each image has mean 0 if falling[0, 0] is infinite.
 
   >>> falling = np.hypot(np.fft.fftfreq(4)[:, None], np.fft.fftfreq(4))
   >>> falling[0, 0] = np.inf

@@ -1,8 +1,8 @@
 """Gradients with which only a private transform can compute.
 
-Whatever stands before the private transform in a chain sees all examples of a batch. There
-`optax.clip_by_global_norm` lets one example scale the gradients of the others, so it moves the
-sum by more than the noise covers. Two things stop it:
+A transform before the private one in a chain sees all examples of a batch. There
+`optax.clip_by_global_norm` would let one example scale the gradients of the others, so one
+example could move the sum by more than the noise covers. Two things prevent this:
 
 | who computes with the gradients        | what happens                                        |
 | -------------------------------------- | --------------------------------------------------- |
@@ -11,15 +11,15 @@ sum by more than the noise covers. Two things stop it:
 | anybody else, by `jax.tree.map`        | JAX refuses arithmetic on a sealed leaf: its type   |
 |                                        | is `key<sealed: ...>`, and no function takes it     |
 
-A sealed leaf holds the bits of its array as a typed key. So every transformation of JAX takes
-it: jit, vmap, scan, cond, shard_map, donation. Under jit, closing and opening a leaf cost
-nothing, because XLA removes both.
+A sealed leaf holds the bits of its array as a typed random key. So it works in jit, vmap, scan,
+cond, shard_map and donation. Under jit, sealing and opening a leaf cost nothing, because XLA
+removes both.
 
-Rows may be cut, moved and joined, all leaves alike. Each row has a number, sealed beside the
-gradients: its place among those that were computed together, or 0 for padding. A number that
-comes twice is a record that would count twice, so it is refused. Rows of two computations share
-numbers; `dpjax.stacked(grads.arrays)` says that they are of different examples. What moves the
-rows of one leaf and not of another is not seen.
+Rows may be cut, moved and joined, in all leaves alike. Each row has a number, sealed beside the
+gradients: from 1 on among the rows computed together, or 0 for padding. A number that comes twice
+means that a record would count twice, so it is refused. Rows of two computations share numbers;
+`dpjax.stacked(grads.arrays)` numbers them anew, as different examples. Moving the rows of one
+leaf but not of another is not detected.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ _IMPLS = {1: _impl(1), 2: _impl(2)}  # by the 32-bit words of a number
 
 
 def refuse_inside_optax() -> None:
-  """Raises UserError where Optax is the caller, with no function of dpjax between.
+  """Raises UserError if Optax is the caller, with no function of dpjax in between.
 
-  The call stack says who asks. It decides which words an error has, and finds transforms
-  that choose leaves by their shape; that arithmetic fails is up to the type of the leaves.
+  It reads the call stack. This gives a clear message, and catches transforms that only select
+  leaves by shape. Arithmetic fails in any case, because of the leaves' type.
   """
   # Skips this function and its caller.
   frame = sys._getframe(1).f_back
@@ -84,8 +84,8 @@ def refuse_inside_optax() -> None:
 class Sealed(type):
   """Metaclass of classes that Optax must not take apart.
 
-  JAX names the class where two trees differ in structure, such as a mask and the gradients.
-  Flax asks gradients whether they hold a name of its own, as a dict of them might. These hold none.
+  JAX prints the class in its error about trees of different structure, such as those of a mask
+  and the gradients. So `repr` refuses, too. Flax tests `name in grads`; the answer is always no.
   """
 
   def __new__(mcs, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
@@ -128,9 +128,9 @@ def registered(cls: _Class) -> _Class:
 
 
 def seal(*numbers: float) -> jax.Array:
-  """A sealed leaf, []: it stops a transform that computes with all leaves.
+  """Returns a sealed leaf, [], on which arithmetic fails, so a transform of all leaves fails.
 
-  It holds 64 bits that belong to `numbers` alone. `is_seal_of` tells whether it does.
+  It holds a 64-bit digest of `numbers`, which `is_seal_of` checks.
 
   >>> import jax
   >>> jax.tree.map(lambda leaf: 2 * leaf, [seal()])  # doctest: +ELLIPSIS
@@ -142,7 +142,7 @@ def seal(*numbers: float) -> jax.Array:
 
 
 def _digest(numbers: tuple[float, ...]) -> np.ndarray:
-  """Returns 64 bits that depend on the numbers, as two words."""
+  """Returns the first 64 bits of a SHA-256 of the numbers, as two words, [2]."""
   text = ",".join(float(number).hex() for number in numbers)
   return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
 
@@ -150,7 +150,7 @@ def _digest(numbers: tuple[float, ...]) -> np.ndarray:
 def is_seal_of(leaf: Any, *numbers: float) -> jax.Array:
   """Returns whether a sealed leaf was made from these numbers, [] bool; may be traced.
 
-  Another tree's structure may bring another number beside the leaves. The seal does not follow.
+  Static numbers beside the leaves can be exchanged with the tree's structure; the seal cannot.
 
   >>> is_seal_of(seal(1.0), 1.0), is_seal_of(seal(10.0), 1.0)
   (Array(True, dtype=bool), Array(False, dtype=bool))
@@ -184,7 +184,7 @@ def _closed(leaf: jax.Array) -> jax.Array:
 
 @_closed.defjvp
 def _no_derivative(primals: Any, tangents: Any) -> Any:
-  # The derivative of bits is zero, which would be silently wrong.
+  # JAX would take the derivative of bits as zero, which is silently wrong.
   del primals, tangents
   raise UserError(
     "sealed ones have no derivative; differentiate jax.vmap(jax.grad(loss_fn))",
@@ -212,8 +212,8 @@ def _opened(leaf: Any, dtype: Any) -> jax.Array:
 class PerExampleGrads(metaclass=Sealed):
   """Gradients of each example, stacked, which only a private transform opens. NOT private.
 
-  `dpjax.per_example_grads` returns them; `dpjax.stacked` makes them of arrays. Every
-  transformation of JAX takes them. Optax before the private transform ends in one line.
+  `dpjax.per_example_grads` returns them; `dpjax.stacked` makes them from arrays. They work in
+  every transformation of JAX. An Optax transform before the private one raises a UserError.
 
   >>> grads = PerExampleGrads.of({"w": jnp.ones((3, 2))})
   >>> grads.arrays["w"].shape, grads
@@ -232,7 +232,7 @@ class PerExampleGrads(metaclass=Sealed):
 
     `rows`: sealed row numbers of the gradients from which the arrays were made, row by row.
     """
-    # 4-bit floats have no unsigned integer; float32 holds each of their values.
+    # JAX has no 4-bit words to hold 4-bit floats; float32 represents each of their values.
     whole = lambda leaf: leaf if jnp.finfo(leaf.dtype).bits >= 8 else leaf.astype("float32")
     arrays = jax.tree.map(lambda leaf: whole(jnp.asarray(leaf)), arrays)
     dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(arrays))
@@ -263,7 +263,7 @@ class PerExampleGrads(metaclass=Sealed):
 
   @property
   def arrays(self) -> Any:
-    """Returns the gradients as plain arrays, [B, *param] each, to look at. NOT private.
+    """Returns the gradients as plain arrays, [B, *param] each, to inspect them. NOT private.
 
     Raises:
       UserError: a leaf that is no longer sealed.

@@ -1,4 +1,4 @@
-"""Cost of a private run from its numbers alone, or the numbers that a cost allows.
+"""Epsilon of a private run from its settings, or one setting that a given epsilon allows.
 
 No data, model or `Plan` are needed.
 """
@@ -18,7 +18,7 @@ from dpjax.accounting.matrix import Strategy
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.validate import UserError
 
-# No sampler: all records in every step.
+# Name for no sampler: every record is in every step.
 EVERYBODY = "none"
 SAMPLERS = (*sampling.answered("exact"), EVERYBODY)
 BOUNDED = sampling.answered("simulated")  # whose participation is bounded: `bounded_rows`
@@ -27,30 +27,30 @@ _CURVE_POINTS = 60
 
 
 class Question(NamedTuple):
-  """A question. Exactly one of the first four fields is None: the one to solve for.
+  """Settings of a run. Exactly one of the first four fields is None: the one to solve for.
 
-  With an `attack` both epsilon and the noise are None: the noise is solved for, and epsilon
-  follows.
+  With an `attack`, both epsilon and noise_multiplier are None: `solve` finds the noise, and
+  `epsilon_of` the epsilon that it gives.
   """
 
   epsilon: float | None
   noise_multiplier: float | None
   num_steps: int | None
-  # for "fixed_size" the share of a whole batch, for a sampler in passes that of a whole pass
+  # Whole batches or passes must have it: b / num_examples for a "fixed_size" batch of b.
   sampling_prob: float | None
   delta: float
   sampler: str  # one of SAMPLERS
   neighboring_relation: str
-  accountants: tuple[str, ...]  # the first one solves
-  num_examples: int | None = None  # where the sampler needs it
-  capacity: int | None = None  # of truncated_poisson
-  # In place of epsilon, for the noise only: a bound on attackers.
+  accountants: tuple[str, ...]  # `solve` uses the first one
+  num_examples: int | None = None  # for samplers that need it
+  capacity: int | None = None  # for truncated_poisson
+  # A bound on attackers in place of epsilon, to solve for the noise.
   attack: accounting.AttackBound | None = None
   num_selected: int | None = None  # of k_out_of_t
 
   @property
   def kind(self) -> type[sampling.Sampler] | None:
-    """Class of the sampler; None where every record is in every step."""
+    """Returns the class of the sampler; None if every record is in every step."""
     return None if self.sampler == EVERYBODY else sampling.SAMPLERS[self.sampler]
 
   @property
@@ -60,22 +60,23 @@ class Question(NamedTuple):
 
   @property
   def steps_per_pass(self) -> int:
-    """Number of steps that `event` covers: 1, unless passes are accounted as a whole."""
+    """Returns the number of steps that `event` covers: 1, or those of a pass that is accounted
+    as a whole."""
     drawn = _sampler(self)
     return 1 if drawn is None else drawn.steps_per_event
 
   @property
   def size(self) -> sampling.Sizing:
-    """Numbers that size the sampler."""
+    """Returns the numbers that fix the sampler's size; see `size_of`."""
     return size_of(self)
 
 
 def size_of(numbers: Any) -> sampling.Sizing:
-  """Returns what is known of the size of a sampler.
+  """Returns the known numbers that fix a sampler's size.
 
   Args:
-    numbers: a question, or flags: `sampling_prob`, `num_examples`, `capacity` and `num_selected`,
-      each of them None where it is not known.
+    numbers: a `Question`, or flags with the attributes `sampling_prob`, `num_examples`,
+      `capacity` and `num_selected`, each None if it is not known.
 
   >>> asked = Question(2.0, None, 1, None, 1e-5, "none", "add_or_remove_one", ("pld",))
   >>> size_of(asked).sampling_prob, size_of(asked._replace(num_examples=9)).num_examples
@@ -94,7 +95,7 @@ def _sampler(question: Question) -> sampling.Sampler | None:
 
 
 def event(question: Question) -> accounting.DpEvent:
-  """Returns the event of one step, or of the pass that is accounted as a whole."""
+  """Returns the event of one step, or of one pass if passes are accounted as a whole."""
   noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
   drawn = _sampler(question)
   sampled = noise if drawn is None else drawn.event(noise)
@@ -106,13 +107,14 @@ def event(question: Question) -> accounting.DpEvent:
 def run_event(question: Question) -> accounting.DpEvent:
   """Returns the event of the whole run; an unfinished pass counts as a whole one."""
   num_steps = question.num_steps or 0
-  # Rounded up: an unfinished pass costs as much as a whole one.
+  # Rounded up to whole passes.
   return accounting.composed(event(question), -(-num_steps // question.steps_per_pass))
 
 
 def solve(question: Question) -> Question:
-  """Solves for the unknown of a question, on the private side; `epsilon_of` computes
-  epsilon.
+  """Returns the question with its unknown setting solved for, rounded so that epsilon is kept.
+
+  If epsilon itself is unknown the question is returned unchanged; call `epsilon_of`.
 
   >>> asked = Question(2.0, None, 1, 1.0, 1e-5, "none", "add_or_remove_one", ("pld",))
   >>> round(solve(asked).noise_multiplier, 2)
@@ -127,7 +129,8 @@ def solve(question: Question) -> Question:
       accountant=question.accountants[0],
     )
     answer = question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
-    # More noise may get a coarser grid of losses, whose bound is slightly looser.
+    # Rounding up can pick a coarser grid of losses, whose bound is slightly looser. Then more
+    # noise is needed.
     while question.attack.cost(profile_of(answer), question.delta) > question.attack.limit:
       more = (answer.noise_multiplier or 0.0) * (1 + 1e-5)
       answer = question._replace(noise_multiplier=_rounded(more, math.ceil))
@@ -153,8 +156,7 @@ def solve(question: Question) -> Question:
 
   times = kind.times_per_pass(question.size)
 
-  # The search may ask for any probability. A run can have only those of whole batches or
-  # passes.
+  # The search tries any probability, but only some of them give whole batches or passes.
   def near(prob: float) -> float:
     return kind.nearest_prob(prob, question.num_examples or 0, times)
 
@@ -164,20 +166,18 @@ def solve(question: Question) -> Question:
     )
   )
   rounded = _rounded(prob, math.floor)
-  # Six digits only where batches can have that probability, so not for whole batches or
-  # passes.
+  # Rounded to six digits only if the rounded probability is still possible.
   return question._replace(sampling_prob=rounded if near(rounded) == rounded else prob)
 
 
 def _rounded(value: float, to_integer: Callable[[float], int]) -> float:
-  """Rounds `value` to six significant digits, to the private side."""
-  # Rounding to nearest could give too little noise.
+  """Rounds `value` > 0 to six significant digits by `to_integer`, math.ceil or math.floor."""
   scale = 10.0 ** (5 - math.floor(math.log10(value)))
   return to_integer(value * scale) / scale
 
 
 def epsilon_of(question: Question, accountant: str) -> float:
-  """Computes the epsilon of the whole run, under the sampling scheme of its sampler."""
+  """Returns the epsilon of the whole run by one accountant."""
   return accounting.epsilon(
     run_event(question),
     delta=question.delta,
@@ -187,7 +187,7 @@ def epsilon_of(question: Question, accountant: str) -> float:
 
 
 def profile_of(question: Question) -> accounting.Profile:
-  """Returns the privacy profile of the whole run, by the first accountant."""
+  """Returns the privacy profile epsilon -> delta of the whole run, by the first accountant."""
   return accounting.privacy_profile(
     run_event(question),
     neighboring_relation=question.neighboring_relation,
@@ -196,9 +196,9 @@ def profile_of(question: Question) -> accounting.Profile:
 
 
 def epsilon_in_training(question: Question, accountant: str) -> float:
-  """Computes the epsilon that `launch.train` prints for this run.
+  """Returns the epsilon that `launch.train` prints for this run.
 
-  Batches of a random size have a capacity. A share of delta covers a draw above it.
+  If batches have a random size, a share of delta is reserved for a draw above their capacity.
   """
   share = OVERFLOW_SHARE if question.can_overflow else 0.0
   smaller = question._replace(delta=question.delta - share * question.delta)
@@ -206,7 +206,7 @@ def epsilon_in_training(question: Question, accountant: str) -> float:
 
 
 class Bounded(NamedTuple):
-  """A run with banded noise, whose sampler bounds how often an example takes part."""
+  """Settings of a run with banded noise, whose sampler bounds how often an example takes part."""
 
   sampler: str  # one of BOUNDED
   noise_multiplier: float
@@ -229,13 +229,14 @@ class Bounded(NamedTuple):
 
 
 def check_bounded(run: Bounded) -> None:
-  """Raises UserError for everything that `bounded_rows` refuses, before any computation."""
+  """Raises UserError for settings that `bounded_rows` refuses; runs before slow simulations."""
   validate.one_of(BOUNDED, sampler=run.sampler)
   validate.integer_in(1, accounting.MOST_APART, min_sep=run.min_sep)
   validate.probability(sampling_prob=run.sampling_prob)
   bins = run.sampler == "balls_in_bins"
   turn = run.sampling_prob * run.min_sep
-  # min_sep may leave examples free for longer. In bins each takes part exactly once a pass.
+  # Under min_sep an example may wait longer between two steps. In bins it takes part exactly
+  # once every min_sep steps.
   if turn > 1 + 1e-9 or (bins and turn < 1 - 1e-9):
     raise UserError(
       f"must be {'' if bins else 'at most '}1 / min_sep, {1 / run.min_sep!r}, "
@@ -248,13 +249,13 @@ def check_bounded(run: Bounded) -> None:
 def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   """Returns rows (kind of epsilon, epsilon) under add_or_remove_one.
 
-  Simulated ones are labelled so. The others are proved: for the same run, and for cyclic Poisson
-  batches of the same expected size. "launch.train" is what a run costs, which leaves a share of
-  delta for batches above its capacity.
+  Rows named Monte Carlo are simulated, NOT proved. The others are proved, for the same run or for
+  cyclic Poisson batches of the same expected size. Rows named "launch.train" keep a share of
+  delta for batches above their capacity, as that program does.
 
   Raises:
-    UserError: another sampler, a sampling_prob that is not 1 / min_sep for balls_in_bins or above
-      it for min_sep.
+    UserError: a sampler outside `BOUNDED`; a sampling_prob that is not 1 / min_sep for
+      balls_in_bins, or above 1 / min_sep for min_sep.
 
   >>> rows = bounded_rows(Bounded("balls_in_bins", 1.0, 8, 0.25, 4, 1e-3, num_samples=10_000))
   >>> [name for name, _ in rows][:2]
@@ -284,8 +285,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
     )
     rows.append((f"proved, charged by no run ({by})", proved))
   schemes: dict[str, dict[str, Any]] = {"proved, unamplified": {"cyclic": bins}}
-  # Cyclic Poisson batches of the same size are proved only while bands fit between two
-  # turns.
+  # Amplification of cyclic Poisson batches is proved only for at most min_sep bands.
   if not bins and run.bands <= run.min_sep and turn < 1:
     schemes["cyclic poisson"] = {"cyclic": True, "sampling_prob": turn}
   for scheme, more in schemes.items():
@@ -300,8 +300,7 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
 
 
 def curve(answers: Iterable[Question]) -> list[dict[str, Any]]:
-  """Returns rows of epsilon after a growing number of steps, for each answer and
-  accountant."""
+  """Returns rows with epsilon after rising numbers of steps, for each answer and accountant."""
   rows = []
   for answer in answers:
     total = answer.num_steps or 0
@@ -331,7 +330,7 @@ def write_curve(rows: Sequence[dict[str, Any]], directory: str) -> list[pathlib.
 
 
 def _plot(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
-  # Imported here, since it is slow. It draws by Agg, so it needs no display.
+  # Imported here, since the import is slow.
   from dpjax import pictures
 
   look = pictures.Look()

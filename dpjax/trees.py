@@ -16,14 +16,14 @@ from dpjax.branches import rarely_taken
 from dpjax.types import ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
-# Terms of a clipped sum that are added one after the other. N equal terms make a sum so large that
-# each further one is rounded by N eps / 2. Where one term more is present, the other N may be
-# rounded otherwise. Of 1,024 rows that is .016 terms, of 65,536 it was 64.
+# Most terms of a clipped sum that are added one after the other. A sum of N equal terms is rounded
+# by up to N eps / 2 of a term at each addition. One more example can change the rounding of all
+# others, and so move the sum further: by .016 terms for 1,024 rows, and by 64 for 65,536.
 ADDED_AT_ONCE = 1024
 
 
 def wide_dtype(dtype: DType) -> Any:
-  """Returns the type in which numbers of a type are computed: float32, or a wider one.
+  """Returns the type to compute in for arrays of `dtype`: float32, or a wider one.
 
   >>> wide_dtype(jnp.float8_e5m2), wide_dtype(jnp.complex64)
   (dtype('float32'), dtype('complex64'))
@@ -43,22 +43,22 @@ def at_least_float32(x: jax.Array) -> jax.Array:
 
 
 def _rows(leaf: jax.Array) -> jax.Array:
-  """Flattens [B, ...] -> [B, n] real, in float32 or wider."""
+  """Flattens [B, ...] -> [B, n], absolute values if complex, in float32 or wider."""
   wide = at_least_float32(leaf).reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
   return jnp.abs(wide) if jnp.iscomplexobj(wide) else wide
 
 
 def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array:
-  """L2 norm of each example's slice over all leaves: leaves [B, ...] -> [B].
+  """Returns the L2 norm of each example over all leaves: leaves [B, ...] -> [B].
 
-  Computed in float32 or wider, and true for every finite input: numbers whose squares
-  would leave the normal range of floats are scaled before they are squared. A non-finite
-  slice gets a non-finite norm.
+  Computed in float32 or wider, and correct for every finite input: numbers whose squares would
+  overflow or underflow are scaled before they are squared. An example that holds NaN or infinity
+  gets a norm that is NaN or infinite.
 
   Args:
     tree: leaves [B, ...].
-    exact_above: a norm up to this need not be exact, only <= this; it saves the scaling
-      where gradients are exactly zero.
+    exact_above: a norm up to this need not be exact; the result is then at most this, too. It
+      saves the scaling, for example where gradients are exactly zero.
 
   >>> per_example_norms({"a": jnp.array([[3.0], [0.0]]), "b": jnp.array([4.0, 2.0])})
   Array([5., 2.], dtype=float32)
@@ -79,7 +79,7 @@ def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array
   return jax.lax.cond(jnp.all(keep), _as_they_are, _rescued, plain, keep, leaves)
 
 
-# Branches are functions of the module, so that JAX finds their traces again, also eagerly.
+# Defined at module level, so that JAX finds the traces of both branches in its cache again.
 def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
   del keep, leaves
   return plain
@@ -92,11 +92,12 @@ def _rescued(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.
 
 
 def scaled_norms(leaves: list[jax.Array]) -> jax.Array:
-  """Norms of the rows of real leaves [B, n], each scaled by about its largest entry: [B]."""
+  """Returns the norm of each row over real leaves [B, n], [B], without overflow: each row is
+  divided by about its largest entry first."""
   largest = functools.reduce(
     jnp.maximum, (jnp.max(jnp.abs(leaf), axis=1, initial=0) for leaf in leaves)
   )
-  # XLA may multiply by the inverse, which must be a normal number, too.
+  # XLA may replace division by a product with the inverse, which must be a normal number, too.
   most = float(jnp.finfo(largest.dtype).max) ** 0.8
   unit = jnp.clip(largest, 1 / most, most)
   squares = sum(jnp.sum(jnp.square(leaf / unit[:, None]), axis=1) for leaf in leaves)
@@ -104,7 +105,7 @@ def scaled_norms(leaves: list[jax.Array]) -> jax.Array:
 
 
 def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
-  """sqrt(sum_l norms[l]^2), elementwise, without squares that underflow or overflow.
+  """Returns sqrt(sum_l norms[l]^2), elementwise, without underflow or overflow: [B] -> [B].
 
   >>> root_sum_squares([jnp.array([3e-30]), jnp.array([4e-30])]) == 5e-30
   Array([ True], dtype=bool)
@@ -116,12 +117,12 @@ def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
 
 
 def only_where(ok: Any, tree: ArrayTree, error: Callable[[], Exception]) -> Any:
-  """Returns the tree where `ok` holds. Where it is traced and does not hold, all is NaN.
+  """Returns the tree if `ok` is true. If `ok` is false it raises, or under jit gives NaN.
 
   Args:
-    ok: scalar bool.
-    tree: tree of floats.
-    error: gives what is raised where `ok` can be looked at, and does not hold.
+    ok: scalar bool; may be traced.
+    tree: tree of floats. Under jit all of them are NaN if `ok` is false.
+    error: function that returns the exception to raise outside of jit.
 
   >>> held = lambda ok: only_where(ok, jnp.ones(2), lambda: ValueError("no"))
   >>> held(jnp.array(True)), jax.jit(held)(jnp.array(False))
@@ -136,14 +137,14 @@ def only_where(ok: Any, tree: ArrayTree, error: Callable[[], Exception]) -> Any:
 
 
 def weighted_sum(tree: ArrayTree, weights: jax.Array, all_finite: Any = False) -> Any:
-  """sum_i weights[i] * leaf[i], in float32 or wider. A weight of exactly 0 drops its
-  example, even if the leaf holds NaN or infinity.
+  """Returns sum_i weights[i] * leaf[i] for each leaf, in float32 or wider. A weight of exactly 0
+  drops its example, even if the leaf holds NaN or infinity there.
 
   Args:
     tree: leaves [B, ...].
     weights: [B].
-    all_finite: scalar bool (may be traced). True promises that every leaf is finite:
-      one matrix product per leaf, without the pass that removes NaN and infinity.
+    all_finite: scalar bool (may be traced). Pass True only if every leaf is finite: then the
+      step that drops NaN and infinity at weight 0 is skipped.
 
   >>> weighted_sum(jnp.array([[1.0, 2.0], [jnp.nan, 1.0]]), jnp.array([0.5, 0.0]))
   Array([0.5, 1. ], dtype=float32)
@@ -159,7 +160,7 @@ def _dot_all(tree: Any, weights: jax.Array) -> Any:
 @rarely_taken
 def _dot_kept(tree: Any, weights: jax.Array) -> Any:
   def kept(leaf):
-    # A narrow type may have no zero.
+    # Widened first, since some 8-bit floats have no zero.
     leaf = at_least_float32(leaf)
     return jnp.where((weights != 0).reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
 
@@ -167,10 +168,10 @@ def _dot_kept(tree: Any, weights: jax.Array) -> Any:
 
 
 def dot_examples(weights: jax.Array, leaf: jax.Array) -> jax.Array:
-  """sum_i weights[i] leaf[i] in full precision. With a lower default (TF32), a term could
-  be longer than its norm.
+  """Returns sum_i weights[i] leaf[i] in full precision: with a lower one, such as TF32, a
+  clipped term could come out longer than the clip norm.
 
-  Many terms are added in parts (`ADDED_AT_ONCE`).
+  More than `ADDED_AT_ONCE` float32 terms are added in parts, for smaller rounding errors.
   """
   highest = jax.lax.Precision.HIGHEST
   weights = weights.astype(leaf.dtype)
@@ -178,7 +179,7 @@ def dot_examples(weights: jax.Array, leaf: jax.Array) -> jax.Array:
   parts = -(-count // ADDED_AT_ONCE)
   if parts <= 1 or jnp.finfo(leaf.dtype).bits > 32:
     return jnp.tensordot(weights, leaf, axes=1, precision=highest)
-  # A divisor of the batch, so that nothing is copied; else parts are filled up with zeros.
+  # A number of parts that divides the batch needs no copy. Otherwise the last part is padded.
   parts = next((d for d in range(parts, 4 * parts + 1) if count % d == 0), parts)
   missing = -count % parts
   if missing:
@@ -214,7 +215,7 @@ def is_key(leaf: object) -> bool:
 
 
 def check_key(**named: Any) -> None:
-  """Raises unless each value is ONE typed random key.
+  """Raises UserError unless each value is ONE typed random key.
 
   >>> check_key(key=0)
   Traceback (most recent call last):
@@ -240,24 +241,24 @@ def shapes(tree: ArrayTree) -> Any:
 
 
 def add(a: ArrayTree, b: ArrayTree) -> Any:
-  """Leafwise a + b."""
+  """Returns a + b, leaf by leaf."""
   return jax.tree.map(jnp.add, a, b)
 
 
 def zeros(tree: ArrayTree) -> Any:
-  """Leafwise zeros of the same shape, in float32 or wider."""
+  """Returns a tree of zeros of the same shapes, in float32 or wider."""
   return jax.tree.map(
     lambda leaf: jnp.zeros_like(at_least_float32(jnp.asarray(leaf))), tree
   )
 
 
 def scale(tree: ArrayTree, factor: ArrayLike) -> Any:
-  """Leafwise tree * factor."""
+  """Returns tree * factor, leaf by leaf."""
   return jax.tree.map(lambda leaf: leaf * factor, tree)
 
 
 def size(tree: ArrayTree) -> int:
-  """Number of scalars in the tree.
+  """Returns the number of scalars in all leaves of a tree.
 
   >>> size({"w": jnp.zeros((3, 4)), "b": jnp.zeros(4)})
   16
@@ -266,8 +267,7 @@ def size(tree: ArrayTree) -> int:
 
 
 def unflattened(flat: np.ndarray, like: ArrayTree) -> Any:
-  """Reshapes a vector [size(like)] to a tree with the shapes of `like`, in the vector's own
-  type.
+  """Reshapes a vector [size(like)] to a tree with the shapes of `like`; its dtype is kept.
 
   >>> unflattened(np.arange(3.0), {"b": jnp.zeros(1), "w": jnp.zeros((1, 2))})
   {'b': array([0.]), 'w': array([[1., 2.]])}
@@ -280,7 +280,7 @@ def unflattened(flat: np.ndarray, like: ArrayTree) -> Any:
 
 
 def path_parts(path: tuple[Any, ...]) -> list[str]:
-  """Returns the keys and attribute names on the path of a leaf, as text.
+  """Returns the dict keys and attribute names on the path of a leaf, as strings.
 
   >>> ((path, _),) = jax.tree_util.tree_leaves_with_path({"head": {"bias": 1}})
   >>> path_parts(path)
@@ -290,7 +290,7 @@ def path_parts(path: tuple[Any, ...]) -> list[str]:
 
 
 def named_leaves(tree: ArrayTree) -> dict[str, Any]:
-  """Returns leaves by path; "" is the path of an array by itself.
+  """Returns path -> leaf, with "/" between the names; a tree that is one array has path "".
 
   >>> named_leaves({"params": {"head": {"bias": 1}}})
   {'params/head/bias': 1}
@@ -301,7 +301,7 @@ def named_leaves(tree: ArrayTree) -> dict[str, Any]:
 
 
 def sha256(tree: ArrayTree) -> str:
-  """Fingerprint of a tree: paths, dtypes, shapes and every byte.
+  """Returns the SHA-256 of a tree's paths, dtypes, shapes and bytes, in hexadecimal digits.
 
   >>> sha256({"w": jnp.zeros(2)}) == sha256({"w": jnp.zeros(2)})
   True

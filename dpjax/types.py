@@ -1,7 +1,7 @@
 """The few types shared by all packages of dpjax.
 
-A loss function sees ONE example and has no batch axis; the batch axis is always
-added by dpjax itself, so that a user's function can never mix examples by accident.
+A loss function sees ONE example, without a batch axis. Only dpjax adds the batch axis, so a
+user's function cannot mix examples by accident.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ DType = jax.typing.DTypeLike
 ArrayTree = Any  # pytree of arrays
 Params = Any  # pytree of arrays
 Updates = Any  # pytree with the structure of Params
-NumberTree = Any  # a number, or a prefix tree of Params with one for each group
-ClipLike = Any  # a `Clip`, or the NumberTree that is short for a flat one
+NumberTree = (
+  Any  # a number, or a prefix tree of Params with a number for each group of parameters
+)
+ClipLike = (
+  Any  # a `Clip`, or a NumberTree of clip norms, which stands for a Clip without options
+)
 LossFn = Callable[[Params, Any], Array]  # (params, ONE example) -> scalar loss
 
 
@@ -35,7 +39,7 @@ ClientTx = optax.GradientTransformation | Callable[[Array], optax.GradientTransf
 
 
 class Config(Protocol):
-  """Any dataclass."""
+  """Any dataclass that holds the settings of something."""
 
   __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -50,14 +54,14 @@ class Labelled(Protocol):
 
 
 class Indexed(Protocol):
-  """Examples by place: `rows[indices]` is a tree of stacked examples."""
+  """Examples that are read by index: `rows[indices]` is a tree of stacked examples."""
 
   def __len__(self) -> int: ...
   def __getitem__(self, indices: Any, /) -> Any: ...
 
 
 class NeighboringRelation(enum.StrEnum):
-  """When two data sets count as neighbours; part of every epsilon.
+  """Rule by which two data sets count as neighbours; an epsilon means nothing without it.
 
   >>> NeighboringRelation("add_or_remove_one")
   <NeighboringRelation.ADD_OR_REMOVE_ONE: 'add_or_remove_one'>
@@ -83,7 +87,7 @@ class Batch(NamedTuple):
   mask: Any  # [capacity] bool
 
 
-# Placeholder for a seal that is still to be made.
+# Default of `ClippedSum.seal`: the seal is then made from the sum's own bounds.
 _OF_ITS_BOUNDS = object()
 
 
@@ -93,15 +97,14 @@ class ClippedSum(metaclass=sealed.Sealed):
   """The sum of clipped per-example gradients, with the bound it was clipped to.
 
   `norms` and `losses` are per example and NOT private: never release them. A norm of at most 1e-7
-  clip norms may read less than it is, even 0: in float32 this happens below 1e-19, and changes no
-  factor.
+  clip norms may be shown too small, even as 0. In float32 this happens below 1e-19. It changes no
+  clipping factor.
 
-  `l2_bound` is static (part of the type, not an array), so that a transform which
-  adds noise for another bound refuses while it is traced. It would not follow a sum that was
-  scaled. So Optax may not take it apart (`dpjax.sealed`), and one leaf, `seal`, takes no
-  arithmetic: JAX raises where anybody else computes with all leaves. The seal also holds a digest
-  of the bounds that the sum was made with, for `jax.tree.unflatten` and `dataclasses.replace`
-  can put others beside it.
+  `l2_bound` is static (not an array), so that a transform which adds noise for another bound
+  refuses during tracing. But scaling the sum would not scale `l2_bound`. So Optax may not flatten
+  this class (`dpjax.sealed`), and JAX raises if anybody else computes with all leaves, because
+  the leaf `seal` takes no arithmetic. The seal also holds a digest of the original bounds, since
+  `jax.tree.unflatten` and `dataclasses.replace` can put other bounds beside the sum.
   """
 
   total: Updates  # sum_i mask_i * clip(g_i); params-shaped, at least float32

@@ -1,4 +1,4 @@
-"""Checks of user input. Each failure is one line: the argument, its value, the bound."""
+"""Checks of user input. Each failure is a one-line error: the argument, its value, the bound."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
-# Limits of a message: the longest word without a space, and the length from which a value
-# is cut: 300 with the "error: " of a launcher.
+# Most characters of one word in a message, and of the whole message. With the "error: " that a
+# launcher puts in front, a message has about 300.
 _LONGEST_WORD = 160
 _LONGEST = 292
-# Letters of another library's error that are shown.
+# Most characters shown of another library's error.
 _LONGEST_REASON = 160
-# Letters of a list of choices in an error.
+# Most characters of a list of choices in an error.
 _MOST_LETTERS = 180
 _WORD = re.compile(rf"[^\s=]{{{_LONGEST_WORD + 1},}}|={{{_LONGEST_WORD + 1},}}")
 
 
 class _Nothing(enum.Enum):
-  """Placeholder for the value of an error that is about no value."""
+  """Placeholder for "no value", since None itself may be the value of an argument."""
 
   VALUE = "none was given"
 
@@ -44,9 +44,9 @@ class UserError(ValueError):
 
   Args:
     must: what is wrong, or what must hold; the whole message where there is no field.
-    field: the argument or config field, with dots: "privacy.delta". "": of none.
-    value: what was given. A value may be a book: the middle of a long one is left out.
-    hint: what to do, at the end of the line.
+    field: name of the argument or config field, such as "privacy.delta"; "" for none.
+    value: the value that was given. If its text is long, the middle is left out.
+    hint: what to do, shown at the end of the line.
 
   >>> print(UserError("must be in (0, 1)", field="delta", value=2.0))
   delta=2.0: must be in (0, 1)
@@ -76,11 +76,11 @@ class UserError(ValueError):
     line = " ".join(line.strip() for line in text.splitlines())
     if line.isprintable():
       return line
-    # A name in a stranger's file may hold codes that a terminal obeys.
+    # A name in an untrusted file may hold control codes of a terminal, so they are escaped.
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
 
   def of(self, *, field: str, value: Any = NO_VALUE) -> Self:
-    """Returns the same error for another field. Without a new value the old one is kept.
+    """Returns the same error about another field; without `value` the old value is kept.
 
     >>> print(UserError("must be > 0", field="n", value=0).of(field="rows"))
     rows=0: must be > 0
@@ -107,7 +107,7 @@ class UserError(ValueError):
     return self.of(field=f"{section}.{self.field}")
 
   def at(self, place: str) -> Self:
-    """Returns the same error with its place in front, such as a run's name.
+    """Returns the same error with a place in front of the text, such as a run's name.
 
     >>> print(UserError("must be > 0", field="n", value=0).at("run 3"))
     run 3: n=0: must be > 0
@@ -115,7 +115,8 @@ class UserError(ValueError):
     return type(self)(str(self), field=place)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    # Exceptions are pickled by their positional arguments: a worker's error keeps its field.
+    # By default an exception is pickled by its positional arguments, which would lose the field
+    # of an error in a worker process. The value is sent as text, since it may not pickle.
     shown = NO_VALUE if self.value is NO_VALUE else Verbatim(_shown(self.value))
     return _rebuilt, (type(self), self.must, self.field, shown, self.hint)
 
@@ -123,25 +124,24 @@ class UserError(ValueError):
 def _rebuilt(
   kind: type[UserError], must: str, field: str, value: Any, hint: str
 ) -> UserError:
-  """Returns an error as another process raised it; its value is text."""
+  """Returns the error that another process pickled; its value is text."""
   return kind(must, field=field, value=value, hint=hint)
 
 
 def _shown(value: Any) -> str:
-  """Returns a value as an error shows it: text in quotes, everything else as `print` shows
-  it."""
+  """Returns a value as an error shows it: quoted if it is text, else as `print` shows it."""
   if isinstance(value, Verbatim):
     return str(value)
   return repr(value) if isinstance(value, str | bytes) else str(value)
 
 
 def first_line(error: BaseException, with_type: bool = False) -> str:
-  """Returns the first line of another library's error, at most 160 letters of it.
+  """Returns the first line of another library's error, cut after 160 characters.
 
   Args:
     error: any exception. One without text is shown as its type.
-    with_type: whether the type stands in front of the text. A KeyError's text, for example,
-      is a name alone.
+    with_type: whether to put the type in front. The text of a KeyError, for example, is only
+      the missing key.
 
   >>> first_line(OSError("no such host\\nat line 3"))
   'no such host'
@@ -157,8 +157,7 @@ def first_line(error: BaseException, with_type: bool = False) -> str:
 
 
 def _cut(text: str, most: int = 0) -> str:
-  """Returns the text without its middle, at most `most` characters or 55; short texts
-  unchanged."""
+  """Returns the text, without its middle if it is longer than max(most, 55) characters."""
   tail = 12
   head = max(most - tail - 3, 40)
   return text if len(text) <= head + tail + 3 else f"{text[:head]}...{text[-tail:]}"
@@ -170,8 +169,8 @@ def _require(condition: bool, name: str, value: Any, bound: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-  """Whether this is a real number that is a float64, or rounds to one, or is not finite."""
-  # True and False are numbers in Python, but errors here.
+  """Whether this is a real number that `float` can convert; NaN and infinity are included."""
+  # In Python True and False are numbers; here they are taken for mistakes.
   if not isinstance(value, numbers.Real) or isinstance(value, bool):
     return False
   try:
@@ -183,7 +182,7 @@ def _is_number(value: Any) -> bool:
 
 
 def positive(**named: Any) -> None:
-  """Raises unless each value is a number > 0 and finite.
+  """Raises UserError unless each value is a finite number > 0. Keywords name the arguments.
 
   >>> positive(delta=-1)
   Traceback (most recent call last):
@@ -196,20 +195,20 @@ def positive(**named: Any) -> None:
 
 
 def positive_or_inf(**named: Any) -> None:
-  """Raises unless each value is a number > 0; infinity is allowed."""
+  """Raises UserError unless each value is a number > 0; infinity is allowed."""
   for name, value in named.items():
     _require(_is_number(value) and value > 0, name, value, "a number > 0")
 
 
 def non_negative(**named: Any) -> None:
-  """Raises unless each value is a finite number >= 0."""
+  """Raises UserError unless each value is a finite number >= 0."""
   for name, value in named.items():
     ok = _is_number(value) and 0 <= value < math.inf
     _require(ok, name, value, "a finite number >= 0")
 
 
 def finite(**named: Any) -> None:
-  """Raises unless each value is a finite number.
+  """Raises UserError unless each value is a finite number.
 
   >>> finite(threshold=math.nan)
   Traceback (most recent call last):
@@ -222,25 +221,25 @@ def finite(**named: Any) -> None:
 
 
 def flag(**named: Any) -> None:
-  """Raises unless each value is True or False: a text "no" would count as True."""
+  """Raises UserError unless each value is True or False: Python takes a text "no" for true."""
   for name, value in named.items():
     _require(isinstance(value, bool), name, value, "True or False")
 
 
 def probability(**named: Any) -> None:
-  """Raises unless each value is in (0, 1]."""
+  """Raises UserError unless each value is in (0, 1]."""
   for name, value in named.items():
     _require(_is_number(value) and 0 < value <= 1, name, value, "in (0, 1]")
 
 
 def open_unit(**named: Any) -> None:
-  """Raises unless each value is strictly between 0 and 1."""
+  """Raises UserError unless each value is strictly between 0 and 1."""
   for name, value in named.items():
     _require(_is_number(value) and 0 < value < 1, name, value, "in (0, 1)")
 
 
 def share(**named: Any) -> None:
-  """Raises unless each value is in [0, 1).
+  """Raises UserError unless each value is in [0, 1).
 
   >>> share(momentum=1.5)
   Traceback (most recent call last):
@@ -252,7 +251,7 @@ def share(**named: Any) -> None:
 
 
 def number_in(low: float, high: float, **named: Any) -> None:
-  """Raises unless each value is a number in [low, high].
+  """Raises UserError unless each value is a number in [low, high].
 
   >>> number_in(0, 1, alpha=1.5)
   Traceback (most recent call last):
@@ -269,8 +268,8 @@ MAX_FACTOR = 1e6
 
 
 def factors(**named: Iterable[float]) -> None:
-  """Raises unless each value is a sequence of numbers in [1e-6, 1e6]. Products with float32
-  numbers then stay in float32's range.
+  """Raises UserError unless each value is a sequence of numbers in [1e-6, 1e6]. Products with
+  float32 numbers of usual size then neither overflow nor underflow.
 
   >>> factors(clip_schedule=(1.0, 0.0))
   Traceback (most recent call last):
@@ -283,8 +282,7 @@ def factors(**named: Iterable[float]) -> None:
 
 
 def several(**named: object) -> tuple:
-  """Returns the single value as a tuple. Raises UserError unless it is iterable, and no
-  text.
+  """Returns the value of the only argument as a tuple; UserError if it is text or not iterable.
 
   >>> several(values=[1, 2])
   (1, 2)
@@ -296,14 +294,14 @@ def several(**named: object) -> tuple:
 
 
 def integer_at_least(bound: int, **named: Any) -> None:
-  """Raises unless each value is an integer >= bound."""
+  """Raises UserError unless each value is an integer >= bound."""
   for name, value in named.items():
     ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     _require(ok and int(value) >= bound, name, value, f"an integer >= {bound}")
 
 
 def integer_in(low: int, high: int, **named: Any) -> None:
-  """Raises unless each value is an integer in [low, high].
+  """Raises UserError unless each value is an integer in [low, high].
 
   >>> integer_in(1, 1000, num_seeds=10**9)
   Traceback (most recent call last):
@@ -318,7 +316,8 @@ def integer_in(low: int, high: int, **named: Any) -> None:
 
 
 def folder(**named: str | os.PathLike) -> None:
-  """Raises unless each value is a writable directory, or one can be made there. Makes none.
+  """Raises UserError unless each value is a writable directory, or a path where one can be made.
+  It makes none.
 
   >>> folder(workdir="/dev/null/runs")
   Traceback (most recent call last):
@@ -338,11 +337,13 @@ def folder(**named: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def about(field: str, value: Any = NO_VALUE, *, but: Sequence[str] = ()) -> Iterator[None]:
-  """Makes errors those of one argument, whose part or file they are about.
+  """Makes each UserError of its block an error about one argument.
+
+  Use it where the block checks a part of that argument, or a file that the argument names.
 
   Args:
-    field, value: the argument, and what was given.
-    but: other arguments of the same caller. Errors about them stay as they are.
+    field, value: the argument's name and value.
+    but: names of other arguments. Errors about these stay as they are.
 
   >>> with about("name", "a.npz", but=("num_classes",)):
   ...   raise UserError("is empty", field="y")
@@ -359,10 +360,10 @@ def about(field: str, value: Any = NO_VALUE, *, but: Sequence[str] = ()) -> Iter
 
 
 def no_pipe(path: str | os.PathLike, field: str = "", value: Any = NO_VALUE) -> None:
-  """Raises where the path is a pipe or a device, which would be read for ever.
+  """Raises UserError if the path is a folder, a pipe or a device. Reading a pipe may never end.
 
   Args:
-    field, value: the argument that names it, and what was given.
+    field, value: name and value of the argument that holds the path, for the message.
 
   >>> no_pipe("/dev/null", "name", "/dev/null")
   Traceback (most recent call last):
@@ -376,7 +377,7 @@ def no_pipe(path: str | os.PathLike, field: str = "", value: Any = NO_VALUE) -> 
 
 
 def one_of(choices: Iterable[str | int], **named: Any) -> None:
-  """Raises unless each value is one of the choices; suggests the nearest.
+  """Raises UserError unless each value is one of the choices; suggests the nearest.
 
   >>> one_of(("sgd", "adam"), optimizer="adan")
   Traceback (most recent call last):
@@ -386,19 +387,19 @@ def one_of(choices: Iterable[str | int], **named: Any) -> None:
   choices = tuple(choices)
   words = tuple(map(str, choices))
   for name, value in named.items():
-    # Compared by type: callers use the value, not its text.
+    # The value itself is compared, not its text: callers go on to use the value.
     known = isinstance(value, str | numbers.Integral) and not isinstance(value, bool)
     if not (known and value in choices):
-      # Only here: a search for the nearest word costs more than the rest of a check.
+      # The search for the nearest word is slow, so it runs only for an error.
       nearest = did_you_mean(str(value), words)
       raise UserError(f"must be one of {listed(words)}{nearest}", field=name, value=value)
 
 
 def listed(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
-  """Returns the words in a row; of a row that would fill a terminal, its beginning.
+  """Returns the words joined by commas; a longer list is cut, and its length is stated.
 
   Args:
-    most: letters of a whole row.
+    most: most characters of a list that is shown whole.
 
   >>> listed(("sgd", "adam"))
   'sgd, adam'
@@ -412,11 +413,10 @@ def listed(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
 
 
 def slip_of(word: str, known: Iterable[str]) -> str | None:
-  """Returns the known word within one or two typing errors of this one; None if there is
-  none.
+  """Returns the known word that differs from this one by few typing errors; None if none does.
 
-  A slip is a letter too many, missing or wrong, or two that changed places. Of four letters one
-  may be wrong, and of twelve or more three.
+  An error is a letter too many, missing or wrong, or two neighbours exchanged. One error is
+  allowed for every four letters of `word`: at least one, and at most three.
 
   >>> slip_of("alhpa", ("alpha", "beta")), slip_of("nope", ("noise",)), slip_of("a", ("a",))
   ('alpha', None, 'a')
@@ -427,7 +427,9 @@ def slip_of(word: str, known: Iterable[str]) -> str | None:
 
 
 def _slips(word: str, other: str) -> int:
-  """Returns the Damerau-Levenshtein distance, in which no part is changed twice."""
+  """Returns the edit distance that also counts an exchange of two neighbouring letters as 1.
+
+  This is the variant of Damerau-Levenshtein in which no part is changed twice."""
   rows = [list(range(len(other) + 1))]
   for i, letter in enumerate(word, start=1):
     row = [i]
@@ -441,7 +443,7 @@ def _slips(word: str, other: str) -> int:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-  """Returns the end of a message about an unknown word: the nearest known one, or nothing.
+  """Returns " (did you mean ...?)" with the known word nearest to `word`; "" if none is near.
 
   >>> did_you_mean("adan", ("sgd", "adam")), did_you_mean("x", ("sgd", "adam"))
   (" (did you mean 'adam'?)", '')

@@ -1,4 +1,4 @@
-"""Folders of weights that other programs saved: which step is read, and which files it has."""
+"""Folders of weights that Flax or Orbax saved: the newest checkpoint, and the files in it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import re
 
 from dpjax.validate import UserError
 
-# File that says which arrays an Orbax folder holds.
+# File in which Orbax lists the arrays of a folder.
 _ORBAX_TREE = "_METADATA"
-# Names of the tree of weights in a step of Orbax, the first that is there.
+# Usual names of the weights' folder within a step of Orbax. The first that exists is read.
 _ORBAX_ITEMS = ("params", "default", "state")
 _STEP = re.compile(r"(?:\w*_)?(\d+)", re.ASCII)
 _MOST_FILES = 100_000
 
 
 def newest(path: str, *, is_step: bool = False) -> str | None:
-  """Returns the newest checkpoint in a folder; None for none.
+  """Returns the path of the newest checkpoint in a folder; None if there is none.
 
-  That is a file `checkpoint_N` of Flax, a folder with a number of Orbax, or the folder itself
-  where Orbax has saved into it.
+  It is a file `checkpoint_N` of Flax, a numbered step of Orbax, or the folder itself if Orbax
+  saved directly into it.
 
   Args:
-    is_step: whether the folder is a step itself, in which there are no others.
+    is_step: whether the folder is one step, so that no steps are looked for inside it.
   """
   try:
     entries = set(os.listdir(path))
@@ -32,7 +32,7 @@ def newest(path: str, *, is_step: bool = False) -> str | None:
     return None
   if _ORBAX_TREE in entries:
     return path
-  # A step of a CheckpointManager: its trees lie in folders with names that the user gave.
+  # In a step of Orbax's CheckpointManager each tree lies in a folder that the user named.
   trees = [
     name for name in sorted(entries)
     if os.path.isfile(os.path.join(path, name, _ORBAX_TREE)) and not _STEP.fullmatch(name)
@@ -48,7 +48,7 @@ def newest(path: str, *, is_step: bool = False) -> str | None:
 
 
 def is_checkpoint(file: str) -> bool:
-  """Returns whether `dpjax.names.weights_file` names a checkpoint of Flax or of Orbax.
+  """Returns whether a path of `dpjax.names.weights_file` is a checkpoint of Flax or Orbax.
 
   >>> is_checkpoint("best.msgpack"), is_checkpoint("ckpt/checkpoint_300")
   (True, True)
@@ -60,11 +60,11 @@ def is_checkpoint(file: str) -> bool:
 
 
 def files_within(folder: str, at: str) -> list[str]:
-  """Returns the paths of all files in a folder, relative to it, in order.
+  """Returns the paths of all files in a folder and its subfolders, relative to it, sorted.
 
   Raises:
-    UserError: beginning with `at`: it holds a link, a pipe or a device, more than 100,000
-      files, or cannot be read.
+    UserError: the folder holds a link, a pipe, a device or more than 100,000 files, or cannot
+      be read. The message begins with `at`.
   """
   paths: list[str] = []
   open_folders = [""]

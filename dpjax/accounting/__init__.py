@@ -1,6 +1,6 @@
 """Accounting: events, epsilon, calibration, the ledger and the privacy statement.
 
-NumPy and dp_accounting only; nothing here needs JAX.
+It uses NumPy, SciPy and dp_accounting, and does not import JAX.
 """
 
 from typing import TYPE_CHECKING

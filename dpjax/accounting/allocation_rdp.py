@@ -46,10 +46,11 @@ _UNIT = 2.0**-53
 def allocation_rdp(
   num_steps: int, noise_multiplier: float, *, orders: Sequence[float]
 ) -> np.ndarray:
-  """Renyi divergences of one pass at each order, the larger of both directions: [orders].
+  """Returns the Renyi divergence of one pass at each order, the larger of both directions.
 
   Guarantee: an upper bound for an adaptive pass under add_or_remove_one and replace_special;
-  exact up to rounding at integer orders. Passes drawn anew add up.
+  exact up to rounding at integer orders where removing costs more. Divergences of several passes
+  add up if each pass draws its steps anew.
 
   >>> rdp = allocation_rdp(1, 2.0, orders=[2.0, 8.0])  # a Gaussian: a / (2 z^2)
   >>> [round(float(value), 9) for value in rdp]
@@ -61,7 +62,7 @@ def allocation_rdp(
   validate.positive(noise_multiplier=noise_multiplier)
   wanted = np.asarray(orders, float)
   shift = 1 / noise_multiplier
-  gaussian = wanted * shift**2 / 2  # of the sum that a pass is the mixture of
+  gaussian = wanted * shift**2 / 2  # of one Gaussian sum, whose divergence bounds a pass
   # With so little noise amplification would save nothing worth having.
   if num_steps == 1 or shift > 30:
     return gaussian
@@ -72,7 +73,7 @@ def allocation_rdp(
 
 
 def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
-  """D_a(P | Q) at orders above 1, [orders]."""
+  """Returns D_a(P | Q) at orders above 1, [orders]."""
   top = math.ceil(orders.max())
   counts = np.arange(top + 1)
   log_term = shift**2 * counts * (counts - 1) / 2 - special.gammaln(counts + 1)
@@ -93,7 +94,7 @@ def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-  """log of the product of two series with coefficients exp(left), exp(right): as long."""
+  """Returns the log coefficients of the product of two power series, cut to their length."""
   size = len(left)
   padded = np.append(np.full(size - 1, -np.inf), right)[::-1]  # right[n - j] at [n, j]
   shifted = np.lib.stride_tricks.sliding_window_view(padded, size)[::-1]
@@ -104,7 +105,7 @@ def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
-  """log E L^-b / b for powers b > 0, [powers]."""
+  """Returns log(E L^-b) / b for powers b > 0, [powers]."""
   rates, logs = _laplace(shift)
   times = rates + math.log(num_steps)  # [u]
   logs = num_steps * logs
@@ -124,7 +125,7 @@ def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _laplace(shift: float) -> tuple[np.ndarray, np.ndarray]:
-  """log c and log phi(c) for rising c, as far as phi is known accurately."""
+  """Returns log c and log phi(c) for rising c, where phi is accurate: [u] and [u]."""
   rates = np.arange(_FIRST, _LAST, _STEP)
   step = min(0.04, math.pi**2 / (300 * shift))
   z = np.arange(-26, 26, step)

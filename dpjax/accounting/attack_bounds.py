@@ -27,10 +27,10 @@ from dpjax.accounting.text import lower, upper
 from dpjax.accounting.trade_off import pairs_of
 from dpjax.validate import UserError
 
-# Number of epsilons in a first search for the best tangent, and around the best of them.
+# Number of epsilons in the first search for the best bound, and in the second one around it.
 _COARSE = 257
 _FINE = 65
-# e^-40 is below the rounding of a rate.
+# Largest epsilon tried: e^-40 is below the rounding of a rate.
 _LARGEST = 40.0
 
 
@@ -40,7 +40,7 @@ def true_positive_rate(profile: Profile, fpr: float) -> float:
   It is the least over epsilon of e^epsilon FPR + delta and of
   1 - e^-epsilon (1 - FPR - delta): Proposition 2.12 of Dong, Roth and Su 2022.
 
-  Guarantee: an upper bound: each epsilon gives one, and the search may only miss the least.
+  Guarantee: an upper bound. Each epsilon gives one; at worst the search misses the smallest.
 
   >>> from dpjax import accounting
   >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))
@@ -63,7 +63,7 @@ def true_positive_rate(profile: Profile, fpr: float) -> float:
     nearest = int(np.argmin(line(coarse)))
     sides = coarse[max(nearest - 1, 0)], coarse[min(nearest + 1, _COARSE - 1)]
     best = min(best, float(line(np.linspace(*sides, _FINE)).min()))
-  # Guessing reaches the rate itself, so rounding must not guarantee less.
+  # A random guess has TPR = FPR, so rounding must not give a bound below FPR.
   return max(best, fpr)
 
 
@@ -81,11 +81,11 @@ def advantage(profile: Profile) -> float:
 def bayes_risk(profile: Profile, prior: float) -> float:
   """Returns the least chance of error of any attacker who knows the prior of membership.
 
-  With epsilon = |log(prior / (1 - prior))| it is min(prior, 1 - prior) (1 - delta(epsilon)):
-  the tangent of the trade-off curve whose slope is the odds.
+  It is min(prior, 1 - prior) (1 - delta(epsilon)) at epsilon = |log(prior / (1 - prior))|.
 
   Args:
-    prior: chance in (0, 1) that the record is there; of either of two values that are guessed.
+    prior: chance in (0, 1) that the record is in the data, or that it has the first of two
+      values between which the attacker must guess.
 
   Guarantee: a lower bound.
 
@@ -104,23 +104,22 @@ def _log_odds(prior: float) -> float:
 
 
 class AttackBound(abc.ABC):
-  """Bound on an attacker. A run keeps it if `cost(profile, delta) <= limit`.
-
-  `cost` falls as the noise grows.
-  """
+  """Bound on what an attacker gains. A run keeps it if `cost(profile, delta) <= limit`."""
 
   @property
   @abc.abstractmethod
   def limit(self) -> float:
-    """The largest cost that keeps the bound."""
+    """Returns the largest cost that keeps the bound."""
 
   @abc.abstractmethod
   def cost(self, profile: Profile, delta: float) -> float:
-    """Returns an upper bound on what an attacker gains, as `limit` measures it.
+    """Returns an upper bound on what an attacker gains, in the unit of `limit`.
+
+    It falls as the noise grows.
 
     Args:
-      profile: the profile of the whole run.
-      delta: slack of `GaussianDp`; the others hold without any.
+      profile: privacy profile of the whole run.
+      delta: slack of `GaussianDp`; the other bounds ignore it.
     """
 
   @abc.abstractmethod
@@ -198,9 +197,9 @@ class Advantage(AttackBound):
 class GaussianDp(AttackBound):
   """No test of membership beats one between N(0, 1) and N(mu, 1), up to delta.
 
-  For every false positive rate, TPR <= Phi(Phi^-1(FPR) + mu) + delta. Of a sampled mechanism
-  this is a bound on its whole trade-off curve, proved by the curve, and not the limit of many
-  steps. Without the slack a curve that is known up to some loss has no mu.
+  For every false positive rate, TPR <= Phi(Phi^-1(FPR) + mu) + delta. For sampled mechanisms too
+  it is proved from the whole trade-off curve; no limit of many steps is used. The slack delta is
+  needed because losses are known only up to a largest one, so no mu would hold without it.
 
   Raises:
     UserError: mu <= 0.
@@ -282,7 +281,7 @@ def attack_bound(
   ...
   dpjax.validate.UserError: tpr, mu: are numbers of several guarantees; give those of one
   """
-  # Each guarantee with the numbers that state it.
+  # Kind of bound -> the numbers that define it.
   ways = {
     TruePositiveRate: {"tpr": tpr, "fpr": fpr},
     Advantage: {"advantage": advantage},

@@ -45,8 +45,8 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.accounting.matrix import Strategy, turn_images
 
-# Share of the common part, unless it is zero. A share this large keeps the grids of losses
-# coarse.
+# Least share of the common part c in d, unless c is zero. A smaller one would need too fine grids
+# of losses.
 _LEAST = 1e-6
 
 
@@ -63,10 +63,10 @@ def balls_in_bins_event(
   Args:
     strategy: C, with no negative entry.
     noise_multiplier: multiplier of the white noise, std / l2_clip_norm.
-    spacing: g of the proof, 1 .. num_bins.
+    num_steps: steps of the whole run. num_bins: steps of one pass.
+    spacing: g of the proof, 1 .. num_bins; each gives a valid bound.
 
-  Guarantee: dominates the run, adaptive or not; see the proof above. A run that stops early
-  costs no more.
+  Guarantee: costs no less than the run, adaptive or not (proof above), or than its beginning.
 
   >>> from dpjax.noise.correlated import BandedToeplitz
   >>> event = balls_in_bins_event(BandedToeplitz((1.0, 0.5)), noise_multiplier=2.0,
@@ -110,9 +110,9 @@ def balls_in_bins_proved(
   num_bins: int,
   **counting: Unpack[Counting],
 ) -> float:
-  """The smallest epsilon that `balls_in_bins_event` proves, over spacings.
+  """Returns the smallest epsilon that `balls_in_bins_event` proves over several spacings.
 
-  Guarantee: an upper bound. UserError: as `epsilon`.
+  Guarantee: an upper bound. Raises UserError as `epsilon` does.
 
   >>> from dpjax.noise.correlated import Independent
   >>> proved = balls_in_bins_proved(Independent(), noise_multiplier=2.0, num_steps=16,

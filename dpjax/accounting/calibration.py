@@ -1,8 +1,8 @@
 """The noise, number of steps or sampling probability that a target epsilon allows.
 
-The noise also from what an attacker may do at most (`attack_bounds`). Every answer lies on the
-private side: the accountant, asked again about the answer, gives an epsilon that is at most the
-target (pitfall P25).
+The target may also be a bound on an attacker (`attack_bounds`); then only the noise is found.
+Every answer is on the private side: the accountant's epsilon at the answer is at most the target
+(pitfall P25 in docs/sharp_edges.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MAX_NOISE_MULTIPLIER = 1e6
 MIN_SAMPLING_PROB = 1e-9
 MAX_NUM_STEPS = 10_000_000
 
-# The name of a cost on a coarse grid of losses, and how often it may suggest an answer.
+# Stands for the target's accountant on a coarse grid of losses. The number is how many answers
+# that grid may suggest.
 _COARSE = "coarse"
 _MOST_GUESSES = 4
 
@@ -36,7 +37,7 @@ _Cost = Callable[[float], float]  # parameter -> epsilon
 
 
 class Target(Counting):
-  """The cost that a run may have, and how it is counted."""
+  """The (epsilon, delta) that a run may cost, and the relation and accountant of that cost."""
 
   epsilon: float
   delta: float
@@ -45,11 +46,11 @@ class Target(Counting):
 def calibrate_noise_multiplier(
   make_event: Callable[[float], DpEvent], *, tol: float = 1e-4, **target: Unpack[Target]
 ) -> float:
-  """The smallest noise_multiplier whose whole run `make_event(z)` costs at most `epsilon`.
+  """Returns the smallest noise_multiplier z at which the run `make_event(z)` keeps `epsilon`.
 
-  Guarantee: `epsilon(make_event(answer)) <= epsilon`, and at least `(1 - tol) * epsilon`
-  unless epsilon jumps there or the answer is MIN_NOISE_MULTIPLIER.
-  Raises UserError if even MAX_NOISE_MULTIPLIER costs more.
+  Guarantee: the run costs at most `epsilon`, and at least `(1 - tol) * epsilon` unless epsilon
+  jumps there or the answer is MIN_NOISE_MULTIPLIER.
+  Raises Unreachable if even MAX_NOISE_MULTIPLIER costs more.
 
   >>> import dp_accounting as dpa
   >>> z = calibrate_noise_multiplier(dpa.GaussianDpEvent, epsilon=2.0, delta=1e-5)
@@ -72,20 +73,20 @@ def calibrate_noise_to_attack(
 ) -> float:
   """Returns the smallest noise_multiplier whose whole run `make_event(z)` keeps an attack's bound.
 
-  It is read from the whole privacy profile (Kulynych et al. 2024, arXiv 2407.02191), so it is
-  less noise than a detour over one pair (epsilon, delta) finds.
+  It uses the whole privacy profile (Kulynych et al. 2024, arXiv 2407.02191), which needs less
+  noise than converting the bound to one pair (epsilon, delta) does.
 
   Args:
     make_event: noise multiplier -> event of the whole run.
-    attack: what an attacker may do at most, such as `TruePositiveRate(tpr=0.1, fpr=0.01)`.
+    attack: the most that an attacker may achieve, such as `TruePositiveRate(tpr=0.1, fpr=0.01)`.
     delta: slack of a `GaussianDp` bound; the other bounds hold without one.
-    tol: relative, of what the attacker gains.
+    tol: the attacker's gain at the answer may be below its limit by this share of it.
     counting: relation and accountant, as in `epsilon`.
 
-  Guarantee: the bound holds at the answer, which is never below the noise that it needs.
+  Guarantee: the bound holds at the answer.
 
   Raises:
-    Unreachable: even MAX_NOISE_MULTIPLIER does not keep it.
+    Unreachable: even MAX_NOISE_MULTIPLIER does not keep the bound.
 
   >>> from dpjax.accounting import TruePositiveRate, gaussian_event
   >>> bound = TruePositiveRate(tpr=0.1, fpr=0.01)
@@ -117,12 +118,12 @@ def noise_of_profile(
   tol: float = 1e-4,
   accountant: str = "pld",
 ) -> float:
-  """`calibrate_noise_to_attack` of runs that are known by their privacy profile.
+  """Returns the noise as `calibrate_noise_to_attack` does, for runs given by privacy profiles.
 
   Args:
-    make_profile: (noise multiplier, accountant) -> profile of the whole run; accountant "" for
-      the run's own, which decides.
-    accountant: that one's name.
+    make_profile: (noise multiplier, accountant) -> profile of the whole run. Accountant "" means
+      the run's own, whose profile decides; others only speed up the search.
+    accountant: name of the run's own accountant.
 
   >>> from dpjax.accounting import Advantage, gaussian_event
   >>> make = lambda z, accountant: privacy_profile(gaussian_event(z))
@@ -132,8 +133,7 @@ def noise_of_profile(
   validate.open_unit(delta=delta, tol=tol)
 
   cost_by = _cached(lambda name: lambda z: attack.cost(make_profile(z, name), delta))
-  # Costs are differences of rates. One ulp less, so that the rates themselves keep the
-  # bound.
+  # Costs are differences of rates. A slightly smaller limit covers rounding of the difference.
   limit = attack.limit * (1 - 1e-12)
   low = MIN_NOISE_MULTIPLIER
   high = MAX_NOISE_MULTIPLIER
@@ -151,10 +151,10 @@ def noise_of_profile(
 def calibrate_sampling_prob(
   make_event: Callable[[float], DpEvent], *, tol: float = 1e-4, **target: Unpack[Target]
 ) -> float:
-  """The largest sampling_prob, at most 1, whose run `make_event(q)` costs <= `epsilon`.
+  """Returns the largest sampling_prob q <= 1 at which the run `make_event(q)` keeps `epsilon`.
 
-  Guarantee: on the private side, as for `calibrate_noise_multiplier`.
-  Raises UserError if even MIN_SAMPLING_PROB costs more.
+  Guarantee: as for `calibrate_noise_multiplier`.
+  Raises Unreachable if even MIN_SAMPLING_PROB costs more.
 
   >>> from dpjax.accounting import gaussian_event, poisson_sampled_event
   >>> make = lambda q: poisson_sampled_event(gaussian_event(1), sampling_prob=q)
@@ -169,10 +169,10 @@ def calibrate_sampling_prob(
 
 
 def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
-  """The largest number of steps of `step_event` that costs at most `epsilon`.
+  """Returns the largest number of steps of `step_event` that costs at most `epsilon`.
 
-  Guarantee: the answer costs at most `epsilon`, one step more costs more.
-  Raises UserError if the first step costs more, or MAX_NUM_STEPS cost no more.
+  Guarantee: the answer costs at most `epsilon`, and one step more costs more than `epsilon`.
+  Raises UserError if one step costs more, or if MAX_NUM_STEPS do not.
 
   >>> import dp_accounting as dpa
   >>> calibrate_num_steps(dpa.GaussianDpEvent(20.0), epsilon=2.0, delta=1e-5)
@@ -206,7 +206,8 @@ def _costs(
   **options: Any,
 ) -> Callable[[str], _Cost]:
   """Checks the target and returns accountant -> (parameter -> epsilon), with values cached.
-  The name "" means the accountant of the target, and _COARSE that one on a coarse grid."""
+
+  Accountant "" means the target's own, and _COARSE the target's own on a coarse grid."""
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
 
@@ -218,7 +219,7 @@ def _costs(
 
 
 def _cached(cost_of: Callable[[str], _Cost]) -> Callable[[str], _Cost]:
-  """Returns accountant -> cost, with values cached; _COARSE is that of "" on a coarse grid."""
+  """Returns accountant -> cost, with values cached, and adds _COARSE: "" on a coarse grid."""
 
   @functools.cache
   def cost_by(name: str) -> _Cost:
@@ -235,8 +236,10 @@ def _cached(cost_of: Callable[[str], _Cost]) -> Callable[[str], _Cost]:
 
 
 def _from_rdp(search: Callable[[], Any], accountant: str | None) -> Any:
-  """Returns the result of a search by the faster and looser RDP, 1 where it says nothing or is
-  the accountant itself; None if RDP does not know the event."""
+  """Returns where to start a search: the answer by RDP, which is faster and looser.
+
+  It is 1 if RDP finds no answer or is the accountant itself; None if RDP does not know the event.
+  """
   if accountant == "rdp":
     return 1
   try:
@@ -246,7 +249,7 @@ def _from_rdp(search: Callable[[], Any], accountant: str | None) -> Any:
 
 
 class Unreachable(UserError):
-  """No noise, or no number of steps, reaches the epsilon that was asked for."""
+  """Raised if no answer in the search range keeps the requested epsilon or bound."""
 
 
 def _unreachable(last: str, cost: float, target: Target) -> Unreachable:
@@ -260,7 +263,9 @@ def _unreachable(last: str, cost: float, target: Target) -> Unreachable:
 def _solved(
   make_event: Callable, low: float, high: float, last: str, tol: float, target: Target
 ) -> float:
-  """The least parameter in [low, high] whose run costs at most the target."""
+  """Returns the least parameter in [low, high] whose run costs at most the target.
+
+  `last` begins the message of `Unreachable`, which is raised if there is none."""
   by = _costs(make_event, tol, **target)
   answer = _least_guided(
     by, target.get("accountant"), low=low, high=high, target=target["epsilon"], tol=tol
@@ -279,9 +284,9 @@ def _least_guided(
   target: float,
   tol: float,
 ) -> float | None:
-  """Returns `_least` of `cost_by("")`, with a start by a quicker cost.
+  """Returns `_least` of `cost_by("")`; a quicker cost chooses where the search starts.
 
-  Guarantee: what the quicker cost says decides nothing. The answer was asked of `cost_by("")`.
+  Guarantee: `cost_by("")` is at most the target at the answer, whatever the quicker cost says.
   """
   cost = cost_by("")
   search = functools.partial(_least, low=low, high=high)
@@ -290,7 +295,7 @@ def _least_guided(
   )
   if start is not None:
     return search(cost, start=start, target=target, tol=tol)
-  # Only distributions of losses account for such an event. They are quicker on a coarse grid.
+  # RDP does not know the event. Loss distributions do, and are quicker on a coarse grid.
   coarse = cost_by(_COARSE)
   aim = target
   start = 1.0
@@ -318,7 +323,7 @@ def _least(
   tol: float,
   first_step: float = 1.1,
 ) -> float | None:
-  """The least x in [low, high] with cost(x) <= target, for a falling cost; or None."""
+  """Returns the least x in [low, high] with cost(x) <= target, for a falling cost; or None."""
   private = unsafe = min(max(start, low), high)
   # The step is squared each time: a good start needs few trials, a bad one a few more.
   step = first_step
@@ -341,10 +346,11 @@ def _least(
 def _between(
   cost: _Cost, private: float, unsafe: float, target: float, tol: float
 ) -> float:
-  """Narrows cost(private) <= target < cost(unsafe) until it is within tol of the target."""
+  """Narrows a bracket, cost(private) <= target < cost(unsafe), and returns `private` once its
+  cost is within a share `tol` of the target."""
   for trial in range(200):
     near = cost(private) >= target * (1 - tol)
-    # A cost that jumps over the target never comes near it: the bracket's width ends the search.
+    # A cost that jumps over the target never comes near it. Then the width ends the search.
     if near or abs(math.log(unsafe / private)) < 1e-10:
       break
     middle = _interpolate(cost, private, unsafe, target * (1 - tol / 2), trial)
@@ -354,8 +360,8 @@ def _between(
 
 
 def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> float:
-  """The point where the log-log line through a and b meets `aim`; every third time, the
-  middle."""
+  """Returns where the line through a and b on log-log axes meets `aim`; at every third trial,
+  the middle instead."""
   cost_a = cost(a)
   cost_b = cost(b)
   # Epsilon is nearly a power of the parameter. Where it is not, the middle guarantees
@@ -363,12 +369,12 @@ def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> flo
   share = 0.5
   if trial % 3 < 2 and 0 < cost_a < cost_b < math.inf:
     share = math.log(aim / cost_a) / math.log(cost_b / cost_a)
-  # Clipped, so that the guess never falls on an end: cost is known there.
+  # Clipped, so that the guess never falls on an end, where the cost is known already.
   return a * (b / a) ** min(max(share, 1e-3), 1 - 1e-3)
 
 
 def _most_steps(cost: _Cost, start: int, *, target: float) -> int:
-  """The largest n <= MAX_NUM_STEPS with cost(n) <= target, for a rising cost; maybe 0."""
+  """Returns the largest n <= MAX_NUM_STEPS with cost(n) <= target, for a rising cost; or 0."""
   low = 0
   high = max(1, start)
   while high < MAX_NUM_STEPS and cost(high) <= target:

@@ -32,14 +32,14 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Integers, for which the bound on Skellam noise is proved. Few large ones serve tiny
-# losses.
+# Orders are integers, for which the bound on Skellam noise is proved. The few large ones serve
+# runs with tiny losses.
 ORDERS = (*range(2, 129), 256, 512, 1024)
 NOISES = ("skellam", "discrete_gaussian")
 
 
 def l1_sensitivity(l2_sensitivity: float, dim: int) -> float:
-  """The largest L1 norm of an integer vector of this L2 norm: min(sqrt(d) D2, D2^2).
+  """Returns min(sqrt(d) D2, D2^2), which bounds the L1 norm of an integer vector of L2 norm D2.
 
   >>> l1_sensitivity(2.0, 100), l1_sensitivity(20.0, 100)
   (4.0, 200.0)
@@ -51,7 +51,7 @@ def l1_sensitivity(l2_sensitivity: float, dim: int) -> float:
 
 
 def discrete_gaussian_rdp(variance: float, *, l2_sensitivity: float) -> np.ndarray:
-  """Renyi divergences [len(ORDERS)] of noise N_Z(0, variance) on each coordinate.
+  """Returns Renyi divergences [len(ORDERS)] of noise N_Z(0, variance) on each coordinate.
 
   >>> float(discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)[0])  # at order 2
   1.0
@@ -63,9 +63,9 @@ def discrete_gaussian_rdp(variance: float, *, l2_sensitivity: float) -> np.ndarr
 def summed_discrete_gaussian_rdp(
   share_variance: float, num_shares: int, *, l2_sensitivity: float, dim: int
 ) -> np.ndarray:
-  """Renyi divergences [len(ORDERS)] of a sum of `num_shares` discrete Gaussians.
+  """Returns Renyi divergences [len(ORDERS)] of a sum of `num_shares` discrete Gaussians.
 
-  Raises UserError for share_variance < 1/4, where the proposition says nothing.
+  Raises UserError for share_variance < 1/4, which the proposition does not cover.
 
   >>> rdp = summed_discrete_gaussian_rdp(4.0, 1, l2_sensitivity=2.0, dim=3)
   >>> bool(np.allclose(rdp, discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)))
@@ -78,7 +78,7 @@ def summed_discrete_gaussian_rdp(
       "must be >= 0.25; scale up, or skellam", field="share_variance", value=share_variance
     )
   order = np.array(ORDERS, float)
-  # the k-th addend is e^(-2 pi^2 s2 k / (k + 1)), which rises with k: exact, vectorised
+  # The k-th term of tau's sum is e^(-2 pi^2 s2 k / (k + 1)).
   k = np.arange(1, num_shares)
   tau = 10 * float(np.exp(-2 * math.pi**2 * share_variance * k / (k + 1)).sum())
   std = math.sqrt(num_shares * share_variance)
@@ -100,11 +100,11 @@ def skellam_rdp(
   l1_sensitivity: float,
   orders: Sequence[float] = ORDERS,
 ) -> np.ndarray:
-  """Renyi divergences [len(orders)] of Skellam noise of this variance on each coordinate.
+  """Returns Renyi divergences [len(orders)] of Skellam noise of this variance per coordinate.
 
   Args:
     l1_sensitivity: see the function `l1_sensitivity`.
-    orders: > 1; one that is no integer gets the value of the next one, which is no smaller.
+    orders: > 1. One that is no integer gets the value of the next integer, an upper bound.
 
   >>> curve = skellam_rdp(1e6, l2_sensitivity=1.0, l1_sensitivity=1.0)
   >>> round(float(curve[0]) * 1e6, 3)  # that of a Gaussian, here
@@ -123,7 +123,7 @@ def skellam_rdp(
 
 
 def epsilon_from_rdp(rdp: np.ndarray, *, delta: float, num_steps: int = 1) -> float:
-  """Epsilon at `delta` of `num_steps` adaptive steps, each with the curve `rdp` [ORDERS].
+  """Returns epsilon at `delta` of `num_steps` adaptive steps, each of divergences `rdp` at ORDERS.
 
   >>> round(epsilon_from_rdp(discrete_gaussian_rdp(4.0, l2_sensitivity=1.0), delta=1e-5), 3)
   2.168
@@ -137,17 +137,17 @@ def epsilon_from_rdp(rdp: np.ndarray, *, delta: float, num_steps: int = 1) -> fl
 
 @dataclasses.dataclass(frozen=True)
 class DistributedNoise:
-  """Noise that clients add in shares, sized for the fewest of them who may survive.
+  """Noise that clients add in shares, sized for the smallest number that may reach the sum.
 
-  Every client adds a share of variance `share_variance`. With `min_survivors` shares or
-  more in the sum it holds the noise that was promised: further shares only post-process.
-  With fewer it holds less (pitfall P37), which is refused, or accounted as what it is.
+  Every client adds a share of variance `share_variance`. A sum of `min_survivors` shares or more
+  holds the guaranteed noise: further shares only post-process it. A sum of fewer holds less noise
+  (pitfall P37): `check_survivors` refuses it, and `rdp` gives its true cost.
 
   Args:
-    noise: "skellam" (its shares add up to a Skellam) or "discrete_gaussian".
+    noise: "skellam" (shares add up to Skellam noise again) or "discrete_gaussian".
     share_variance: variance of one client's share, on the integer grid.
-    min_survivors: HONEST clients whose shares are in every sum; those who collude know
-      their own shares, and do not count.
+    min_survivors: least number of HONEST clients whose shares are in every sum. Colluding
+      clients know their own shares, so they do not count.
 
   >>> noise = DistributedNoise.sized(total_variance=400.0, min_survivors=40)
   >>> noise.share_variance
@@ -171,13 +171,13 @@ class DistributedNoise:
   def sized(
     cls, *, total_variance: float, min_survivors: int, noise: str = "skellam"
   ) -> DistributedNoise:
-    """Shares sized so that `min_survivors` of them make up `total_variance`."""
+    """Returns noise whose variance is `total_variance` in a sum of `min_survivors` shares."""
     validate.positive(total_variance=total_variance)
     validate.integer_at_least(1, min_survivors=min_survivors)
     return cls(total_variance / min_survivors, min_survivors, noise)
 
   def check_survivors(self, survivors: int) -> None:
-    """Raises when a sum has too few shares to hold the guaranteed noise."""
+    """Raises UserError if a sum has too few shares to hold the guaranteed noise."""
     validate.integer_at_least(0, survivors=survivors)
     if survivors < self.min_survivors:
       raise UserError(
@@ -190,11 +190,11 @@ class DistributedNoise:
   def rdp(
     self, *, l2_sensitivity: float, dim: int, survivors: int | None = None
   ) -> np.ndarray:
-    """Renyi divergences [len(ORDERS)] of one sum.
+    """Returns Renyi divergences [len(ORDERS)] of one sum.
 
     Args:
-      survivors: None for the guarantee; a number for what a sum with so many shares costs,
-        should it have been released: more than the guarantee where they were fewer.
+      survivors: number of shares in a sum that was released; None for `min_survivors`. With
+        fewer than that the sum costs more than the guarantee.
     """
     shares = self.min_survivors if survivors is None else survivors
     validate.integer_at_least(1, survivors=shares)

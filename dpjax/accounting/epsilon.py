@@ -7,12 +7,12 @@ std / sensitivity, PLD: std / C), a factor of 2 in the noise; here the conversio
 done before either of them is asked. A randomised response (so also `pure_dp_event`) has no
 noise multiplier: its epsilon stands as it is under every relation.
 
-What is known of one event (its proof, Renyi curve and privacy loss) stands with its kind, in
-`event_kinds`. Here the parts of a run are composed. Random allocation under replace_one is
-accounted as removing and adding a record (`replaced`).
+`event_kinds` defines each kind of event: its proof, Renyi curve and privacy loss. This module
+composes the parts of a run. Random allocation under replace_one is accounted as removing one
+record and adding another (`replaced`).
 
-Both give upper bounds, and what rounding could take away is added back: see `_PLD_ROUNDING`
-here and `_RDP_ROUNDING` in `event_kinds.kind`.
+Both accountants give upper bounds. What rounding could take away is added back: see
+`_PLD_ROUNDING` here and `_RDP_ROUNDING` in `event_kinds.kind`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from dpjax.validate import UserError
 
 
 class Counting(TypedDict, total=False):
-  """How a cost is counted: the last arguments of `epsilon`, with its defaults."""
+  """The arguments `neighboring_relation` and `accountant` of `epsilon`, with its defaults."""
 
   neighboring_relation: str
   accountant: str
@@ -58,11 +58,11 @@ class Counting(TypedDict, total=False):
 _PLD_ROUNDING = (1e-13, 1e-16)  # (once, per composed step)
 # Widest grid of privacy losses, except where the losses are huge.
 _INTERVAL = 4e-4
-# Where the grid would have to be wider, no useful finite epsilon exists.
+# If losses need a wider grid than this, epsilon is reported as infinite: none is useful.
 _WIDEST = 100.0
 # Points of one step's grid, and of the composed grid: a bound on memory.
 _MAX_POINTS = (2e5, 4e6)
-# A power of two, by which `coarse_grid` widens the grid.
+# Factor by which `coarse_grid` widens the grid: a power of two, as all grids differ by one.
 _COARSER = 8.0
 _widened = contextvars.ContextVar("widened", default=1.0)
 
@@ -74,7 +74,7 @@ def epsilon(
   neighboring_relation: str = "add_or_remove_one",
   accountant: str = "pld",
 ) -> float:
-  """The smallest epsilon that the accountant proves for `event` at `delta`; maybe inf.
+  """Returns the smallest epsilon that the accountant proves for `event` at `delta`; maybe inf.
 
   Guarantee: an upper bound. PLD (Koskela et al. 2020; Doroshenko et al. 2022,
   arXiv:2207.04380) is nearly exact; RDP (Mironov et al. 2019, arXiv:1908.10530) is looser.
@@ -105,7 +105,7 @@ def epsilon(
 
 
 def delta(event: DpEvent, *, epsilon: float, **counting: Unpack[Counting]) -> float:
-  """The smallest delta that the accountant proves for `event` at `epsilon`; at most 1.
+  """Returns the smallest delta that the accountant proves for `event` at `epsilon`; at most 1.
 
   >>> round(delta(dpa.GaussianDpEvent(2.0), epsilon=1.9931), 8)
   1e-05
@@ -116,9 +116,7 @@ def delta(event: DpEvent, *, epsilon: float, **counting: Unpack[Counting]) -> fl
 def delta_curve(
   event: DpEvent, epsilons: Sequence[float], **counting: Unpack[Counting]
 ) -> np.ndarray:
-  """Delta at each epsilon. All pairs hold at once, because the analysis is done once.
-
-  Equal, entry by entry, to `delta`.
+  """Returns delta at each epsilon, entry by entry equal to `delta`. All pairs hold at once.
 
   >>> delta_curve(dpa.GaussianDpEvent(2.0), [0.0, 1.9931]).round(5)  # 2 Phi(1/4) - 1
   array([1.9741e-01, 1.0000e-05])
@@ -138,9 +136,10 @@ def delta_curve(
 
 
 def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
-  """Returns a function that gives delta at any epsilons >= 0: the analysis is done once.
+  """Returns a function epsilons -> deltas, for epsilons >= 0; the analysis is done once.
 
-  It is `delta_curve` at a thousandth of the time for many epsilons, up to 1e-11 above it.
+  For many epsilons it takes a thousandth of the time of `delta_curve`, and gives values up to
+  1e-11 above.
 
   Guarantee: its values are upper bounds that hold at once.
 
@@ -153,7 +152,7 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   steps = accountable(event, **counting)
   if dpa.NonPrivateDpEvent() in steps:
     return lambda epsilons: np.ones(len(epsilons))
-  # Nothing ran: the formula of RDP would divide by zero.
+  # Nothing ran. RDP's formula would take the log of zero here.
   if not steps:
     return lambda epsilons: np.zeros(len(epsilons))
   pld = counting.get("accountant", "pld") == "pld"
@@ -172,9 +171,10 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
 def loss_distribution(
   event: DpEvent, **counting: Unpack[Counting]
 ) -> tuple[pld_lib.PrivacyLossDistribution, float] | None:
-  """Returns the privacy loss distribution of an event, and the delta that rounding of its
-  convolutions can take away; None where its accounting has none.
+  """Returns an event's privacy loss distribution, and the delta that rounding can take away.
 
+  None if there is no such distribution: for RDP, a replaced record that is accounted as one
+  removed and one added, nothing that ran, or losses so large that epsilon is infinite.
   Raises UserError as `epsilon` does.
 
   >>> pld, rounding = loss_distribution(dpa.GaussianDpEvent(2.0))
@@ -184,7 +184,7 @@ def loss_distribution(
   steps = accountable(event, **counting)
   if counting.get("accountant", "pld") != "pld":
     return None
-  # An epsilon of 0 or of infinity has no grid of losses.
+  # Without parts, or with an infinite epsilon, there is no grid of losses.
   if not steps or dpa.NonPrivateDpEvent() in steps or _interval(steps) > _WIDEST:
     return None
   if in_two(steps, counting.get("neighboring_relation", "")):
@@ -195,8 +195,8 @@ def loss_distribution(
 def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> float:
   """Returns rho of zero-concentrated DP: every Renyi divergence of order a is at most rho a.
 
-  Reports of DP-FTRL give it. It adds up over releases, and knows no amplification by sampling: a
-  run on samples has the rho of the same run on all records.
+  Papers on DP-FTRL report it. It adds up over releases. Sampling does not lower it: a run on
+  samples has the rho of the same run on all records.
 
   Guarantee: an upper bound (Bun and Steinke 2016, arXiv:1605.02065); exact for Gaussian noise.
 
@@ -209,18 +209,18 @@ def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> 
   raw = merged_parts(event)
   if dpa.NonPrivateDpEvent() in raw:
     return math.inf
-  # Asked of each part first: otherwise a missing accountant would be named.
+  # Checked first, so that the error says that a part has no rho, rather than no accountant.
   for part in raw:
     kind_of(part).zcdp(part)
   steps = accountable(event, neighboring_relation)
-  # A pass of random allocation is a mixture of one sum, which a replaced record moves by 2 C.
+  # A pass of random allocation costs no more than one sum, which a replaced record moves by 2 C.
   if in_two(steps, neighboring_relation):
     steps = accountable(unamplified(steps), neighboring_relation)
   return math.fsum(times * kind_of(part).zcdp(part) for part, times in steps.items())
 
 
 def epsilon_of_zcdp(rho: float, *, delta: float) -> float:
-  """Returns the smallest epsilon at `delta` that rho-zCDP proves over the library's orders.
+  """Returns the smallest epsilon at `delta` that rho-zCDP proves, over dp_accounting's orders.
 
   Guarantee: an upper bound (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, proposition 12).
 
@@ -238,9 +238,9 @@ def epsilon_of_zcdp(rho: float, *, delta: float) -> float:
 def epsilon_curve(
   step_event: DpEvent, steps: Sequence[int], *, delta: float, **counting: Unpack[Counting]
 ) -> np.ndarray:
-  """Epsilon after each number of steps; the analysis of one step is done once.
+  """Returns epsilon after each number of steps; the analysis of one step is done once.
 
-  Equal, entry by entry, to `epsilon(composed(step_event, n))`.
+  Entry by entry it is `epsilon(composed(step_event, n))`.
 
   >>> epsilon_curve(dpa.GaussianDpEvent(4.0), [0, 4], delta=1e-5).round(3)
   array([0.   , 1.993])
@@ -252,9 +252,9 @@ def epsilon_curve(
 
 @contextlib.contextmanager
 def coarse_grid() -> Iterator[None]:
-  """Widens the grid of losses, for searches that need many costs quickly.
+  """Widens the grid of losses within its block, for searches that need many epsilons quickly.
 
-  Guarantee: costs remain upper bounds, which hold on any grid. They are up to a per cent looser.
+  Guarantee: epsilons remain upper bounds, as on any grid. They are up to one per cent looser.
 
   >>> with coarse_grid():
   ...   rough = epsilon(dpa.GaussianDpEvent(2.0), delta=1e-5)
@@ -281,14 +281,14 @@ def _rdp_deltas(steps: Parts, epsilons: list[float]) -> list[float]:
 
 
 def _rdp_profile(steps: Parts) -> Profile:
-  """Returns `rdp_lib.compute_delta` at many epsilons at once (Canonne, Kamath and Steinke 2020,
+  """Returns a vectorised `rdp_lib.compute_delta` (Canonne, Kamath and Steinke 2020,
   arXiv:2004.00010, proposition 12)."""
   rdp = np.array(rdp_of(steps))
   orders = np.array(ORDERS)
   # The Kullback-Leibler divergence bounds delta at every order and epsilon: delta <= sqrt(1
   # - e^-KL).
   largest = float(np.exp(0.5 * np.log1p(-np.exp(-rdp.min()))))
-  # Below it the formula of an order is not stable.
+  # Dropping an order keeps the bound valid. Near order 1 the formula is not stable.
   usable = orders > 1.01
   slopes = orders[usable] - 1
   heights = slopes * (rdp[usable] + np.log1p(-1 / orders[usable])) - np.log(orders[usable])
@@ -304,13 +304,14 @@ def _rdp_profile(steps: Parts) -> Profile:
 
 
 def _pld_profile(steps: Parts) -> Profile:
-  """Returns the profile of the steps, or of the unamplified ones where these may be
-  tighter."""
+  """Returns the lower of two profiles: of the steps, and of the steps without amplification.
+
+  With little noise the second may be tighter."""
   plain = merged_parts(unamplified(steps))
   ways = [way for way in ([steps] if plain == steps else [steps, plain]) if way]
   if not ways:
     return lambda epsilons: np.zeros(len(epsilons))
-  # For each way of accounting, the worse direction. Of both ways, the better.
+  # Each way is proved, so the smaller delta holds. Within a way the worse direction counts.
   profiles = [
     [] if _interval(way) > _WIDEST else [part.profile() for part in masses_of(_pld(way))]
     for way in ways
@@ -406,7 +407,7 @@ def _pld_one(cls: type, part: DpEvent, interval: float) -> pld_lib.PrivacyLossDi
 
 
 def _interval(steps: Parts) -> float:
-  """Returns the grid of losses: finer where one step loses little, coarser for huge losses.
+  """Returns the width of the grid of losses: small for small losses, wide for huge ones.
 
   A grid of h adds about h^2 / 4 to the variance r of one step's loss, so h = sqrt(r) / 60
   costs about 1e-4 of it.
@@ -421,5 +422,5 @@ def _interval(steps: Parts) -> float:
   wanted = max(
     1e-6, min(_INTERVAL, finest), widest / _MAX_POINTS[0], composed_width / _MAX_POINTS[1]
   )
-  # Powers of two, so that the distribution of one step is found in the cache again.
+  # Rounded up to a power of two, so that different runs share cached distributions of a step.
   return _widened.get() * _INTERVAL * 2.0 ** math.ceil(math.log2(wanted / _INTERVAL))

@@ -53,18 +53,20 @@ from scipy import stats
 from dpjax.accounting.exchanged_sample import profile
 from dpjax.accounting.mixture_pld import removed_deltas
 
-# More copies than this together have a smaller chance, which counts as lost at every step.
+# Numbers of copies are cut off where the chance of still more is below this. That chance counts
+# as lost (delta) at every step.
 _LEAST_MASS = 1e-20
-# As b <= n, m copies have a chance of 1 / m! at most, so far fewer than these are counted.
+# Limit on the numbers of copies. As b <= n, m copies have a chance of at most 1 / m!, so far fewer
+# are counted.
 _MOST_COPIES = 200
-# Delta beyond the largest loss of the grid, which counts as infinite loss.
+# The grid ends where delta is at most this. Beyond its end a loss counts as infinite.
 _LEAST_DELTA = 1e-18
-# Losses beyond it are infinite: no useful epsilon is as large.
+# Largest end of the grid: no useful epsilon is as large.
 _LARGEST_LOSS = 1e9
 
 
 def copies(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray, float]:
-  """Returns numbers of copies from 1 on, their chances [k], and the chance of still more.
+  """Returns 1, 2, .. copies of a record in a batch, their chances, and the chance of still more.
 
   >>> numbers, chances, beyond = copies(4, 2)
   >>> numbers.tolist(), chances.tolist(), beyond
@@ -104,7 +106,7 @@ def copies_profile(
     apart += (chance / joining) * profile(
       losses, sampling_prob=joining, noise_multiplier=noise_multiplier / number
     )
-  # Where the record is in every batch, B is 1 everywhere and k is h.
+  # If the record is in every batch, then B = 1 and k = h in the proof.
   deltas = apart
   if joining < 1:
     one_sided = removed_deltas(
@@ -116,7 +118,7 @@ def copies_profile(
     deltas = (1 - share) * np.minimum(one_sided, apart) + share * apart
     if not _is_convex(losses, deltas):
       deltas = apart
-  # With more copies than are counted, nothing is claimed.
+  # If there are more copies than are counted, no privacy is claimed.
   deltas = np.minimum(deltas + beyond, 1.0)[places]
   distances = losses[places]
   mirrored = -np.expm1(-distances) + np.exp(-distances) * deltas
@@ -136,7 +138,7 @@ def _is_convex(losses: np.ndarray, deltas: np.ndarray) -> bool:
 
 
 def joining_prob(num_examples: int, batch_size: int) -> float:
-  """Returns the chance of a record to be in a batch, 1 - (1 - 1 / n)^b.
+  """Returns the chance that a record is in a batch, 1 - (1 - 1 / n)^b.
 
   >>> round(joining_prob(10, 10), 4)
   0.6513
@@ -151,7 +153,7 @@ def joining_prob(num_examples: int, batch_size: int) -> float:
 def copies_largest_loss(
   num_examples: int, batch_size: int, noise_multiplier: float
 ) -> float:
-  """Returns a loss at which the profile is 1e-18 at most."""
+  """Returns a loss at which the profile is at most 1e-18, or about 1e9 if there is none below."""
   low = 0.0
   high = 1.0
 
@@ -178,14 +180,14 @@ def copies_pld(
 ) -> pld_lib.PrivacyLossDistribution:
   """Returns the privacy loss distribution of one step, on a grid of `interval`.
 
-  Guarantee: an upper bound at any interval. The dots of the profile are connected (Doroshenko et
+  Guarantee: an upper bound at any interval, by connecting the dots of the profile (Doroshenko et
   al. 2022, arXiv:2207.04380). Both directions have the same distribution.
 
   Args:
     num_examples: n, of both neighbours.
     batch_size: b, draws of a step.
     noise_multiplier: std of the noise / clip norm of one copy.
-    interval: distance of the losses.
+    interval: distance between neighbouring losses of the grid.
 
   >>> pld = copies_pld(num_examples=4, batch_size=2, noise_multiplier=2.0, interval=1e-3)
   >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)

@@ -36,24 +36,25 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special
 
-# Beyond it, in standard deviations, a normal has a mass of 1e-23.
+# Standard deviations beyond which a normal has a mass below 1e-23.
 _TAIL = 10.0
-# With a larger shift amplification would save nothing worth having: z <= 1 / 5.
+# For a larger shift (z < 1 / 5) no amplification is claimed, since it would save almost nothing.
 _LARGEST_SHIFT = 10.0
-# Orders whose integrand lies within this many standard deviations are integrated.
+# Orders with order * shift up to this are integrated. Larger ones use a binomial sum.
 _FARTHEST = 60.0
 _PANEL = 0.25
 _NODES = 16
-# Of the quadrature, relative: at most 1e-10 against sums in closed form at 200 settings.
+# Allowance for the relative error of the quadrature, which was at most 1e-10 against closed-form
+# sums at 200 settings.
 _QUADRATURE = 1e-9
 
 
 def log_ratio(points: np.ndarray, *, sampling_prob: float, shift: float) -> np.ndarray:
-  """Returns log((1 - q) + q N(shift) / N(0)) at outputs of unit noise.
+  """Returns log((1 - q) + q N(shift) / N(0)), where N(s) is the density of a unit normal at mean s.
 
   Args:
-    points: outputs, in standard deviations of the noise.
-    sampling_prob: q, the chance of one record to be in the batch.
+    points: where to take it, in standard deviations of the noise.
+    sampling_prob: q, the chance that one record is in the batch.
     shift: 2 / noise_multiplier.
 
   >>> log_ratio(np.array([1.0]), sampling_prob=0.5, shift=2.0)  # halfway: the ratio is 1
@@ -85,7 +86,7 @@ def profile(
   shift = 2 / noise_multiplier
   losses = np.abs(np.asarray(epsilons, float))
   # e^loss = 1 + q (e^inner - 1): the losses of the two Gaussians that the step is a mixture of.
-  # Of a large loss e^loss would overflow.
+  # For a large loss e^loss would overflow.
   with np.errstate(over="ignore"):
     inner = np.where(
       losses < 30,
@@ -106,13 +107,13 @@ def exchanged_pld(
 ) -> pld_lib.PrivacyLossDistribution:
   """Returns the privacy loss distribution of one step, on a grid of `interval`.
 
-  Guarantee: an upper bound at any interval. The dots of the profile are connected (Doroshenko et
+  Guarantee: an upper bound at any interval, by connecting the dots of the profile (Doroshenko et
   al. 2022, arXiv:2207.04380). Both directions have the same distribution.
 
   Args:
     sampling_prob: batch size / number of records.
     noise_multiplier: std of the noise / clip norm.
-    interval: distance of the losses.
+    interval: distance between neighbouring losses of the grid.
 
   >>> pld = exchanged_pld(sampling_prob=0.5, noise_multiplier=2.0, interval=1e-3)
   >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)
@@ -152,7 +153,7 @@ def exchanged_rdp(
   """
   shift = 2 / noise_multiplier
   orders = np.asarray(orders, float)
-  # Without sampling the pair would be two Gaussians, which dominates.
+  # The divergence without sampling, an upper bound: two Gaussians that are `shift` apart.
   gaussian = orders * shift**2 / 2
   if shift > _LARGEST_SHIFT:
     return gaussian
@@ -166,10 +167,10 @@ def exchanged_rdp(
 
 
 def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
-  """Upper bounds on `_moments`: log(1 + the integral of N(0) r^a alone), by the binomial sum."""
+  """Returns upper bounds on `_moments`, [k]: log(1 + integral of N(0) r^a), by binomial sums."""
   wanted = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)]))
   logs = []
-  # Where everybody is in the batch, q = 1, the sum has its last term alone.
+  # If every record is in the batch (q = 1), only the last term of the sum is not zero.
   log_remainder = math.log1p(-sampling_prob) if sampling_prob < 1 else -1e300
   for order in wanted:
     counts = np.arange(order + 1)
@@ -187,7 +188,7 @@ def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.
 
 
 def _moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
-  """log E r^(a - 1) of the pair at each order, [k]."""
+  """Returns log E r^(a - 1) = (a - 1) D_a of the pair at each order, [k]."""
   # The integrand is normal around 0 and around shift * order.
   start = shift / 2
   end = max(start, shift * float(orders.max())) + _TAIL + 2

@@ -5,10 +5,10 @@ section 5; Bu, Dong, Long and Su 2020, arXiv:1911.11607), with
 
   mu^2 = sum over steps of q^2 (e^(1 / z^2) - 1)        (Poisson, rate q, multiplier z)
 
-The limit is of many steps with q sqrt(steps) fixed. Before it, the epsilon is TOO SMALL, at
-small delta and little noise by far: a test holds it against the exact value. Useful to see
-how things scale, and as a check on the order of magnitude; nothing in dpjax calibrates by
-it. Unsampled Gaussian noise is exactly mu-GDP, mu = 1 / z, and is labelled proved.
+The limit is that of many steps with q sqrt(steps) fixed. For a finite number of steps the epsilon
+can be TOO SMALL, and is far too small at small delta and little noise; a test compares it with
+the exact value. Use it to see how epsilon scales, and its order of magnitude. Nothing in dpjax
+calibrates by it. Unsampled Gaussian noise is exactly mu-GDP, mu = 1 / z, and is labelled proved.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Approximation(NamedTuple):
 def approximate(
   event: DpEvent, *, delta: float, neighboring_relation: str = "add_or_remove_one"
 ) -> Approximation:
-  """Epsilon of `event` at `delta` by Gaussian differential privacy.
+  """Returns an epsilon of `event` at `delta` by Gaussian DP; NOT a bound if sampling is used.
 
   Raises UserError for a part that is neither a Gaussian nor a Poisson-sampled Gaussian, or a
   relation under which its sampler has no analysis.
@@ -51,7 +51,7 @@ def approximate(
   if dpa.NonPrivateDpEvent() in steps:
     return Approximation(math.inf, math.inf, "proved")
   squares = {part: kind_of(part).mu_squared(part) for part in steps}
-  # Exactly rounded: a plain sum over many parts would lose digits of a proved value.
+  # fsum rounds only once. A plain sum over many parts would lose digits of a proved value.
   mu = math.sqrt(math.fsum(times * squares[part][0] for part, times in steps.items()))
   # One sampled part makes the whole an approximation.
   is_exact = all(exact for _, exact in squares.values())
@@ -60,7 +60,7 @@ def approximate(
 
 
 def epsilon(mu: float, *, delta: float) -> float:
-  """The smallest epsilon of a mechanism that IS mu-GDP: exact, by inverting
+  """Returns the exact epsilon of a mechanism that IS mu-GDP, by inverting
   delta = Phi(mu / 2 - eps / mu) - e^eps Phi(-mu / 2 - eps / mu).
 
   >>> round(epsilon(0.5, delta=1e-5), 3)

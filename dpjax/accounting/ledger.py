@@ -1,9 +1,8 @@
-"""The ledger: every step that ran, and the cost of all together. It lives in the
-checkpoint.
+"""The ledger: every step that ran, and the cost of all together. Checkpoints store it.
 
-A ledger is a value: every method returns a new one. It charges each step of each noise key
-exactly once: a step accounted twice means that noise was drawn twice from the same key, a
-step left out means that a release went uncharged. Both are refused.
+A ledger is never changed: its methods return a new one. It holds each step of each noise key
+exactly once. A step charged twice would mean that the same noise was drawn twice, and a step left
+out that a release is not accounted for. Both are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dpjax.validate import UserError
 
 
 class BudgetExceeded(UserError):
-  """The run would cost more than its budget."""
+  """Raised if a run would cost more than its budget."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-  """Steps `first_step .. first_step + num_steps - 1` of one noise key, all alike."""
+  """A record of equal steps first_step .. first_step + num_steps - 1 of one noise key."""
 
   event: DpEvent  # of ONE step, sampling included
   num_steps: int
@@ -66,7 +65,7 @@ class Charge:
     # Also refuses events that no accountant knows.
     known = parts(self.event)
     proves = bool(known) and dpa.NonPrivateDpEvent() not in known
-    # Noise relative to an unbounded norm covers nothing, whatever its multiplier.
+    # Without a bound on the norm, noise proves nothing, whatever its multiplier.
     if math.isinf(self.l2_clip_norm) and proves:
       raise UserError(
         f"must be finite for event={self.event!r}",
@@ -78,13 +77,13 @@ class Charge:
 
   @property
   def next_step(self) -> int:
-    """The first step after this charge."""
+    """Returns the number of the first step after this charge."""
     return self.first_step + self.num_steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-  """All charges so far, in the order in which they began; pure.
+  """All charges so far, in the order in which they began; immutable.
 
   >>> step = dpa.GaussianDpEvent(20.0)
   >>> ledger = Ledger()
@@ -104,7 +103,7 @@ class Ledger:
 
   @property
   def num_steps(self) -> int:
-    """Number of steps recorded, over all keys; 0 for a new ledger."""
+    """Returns the number of recorded steps over all keys; 0 for a new ledger."""
     return sum(charge.num_steps for charge in self.charges)
 
   def charge(
@@ -117,13 +116,13 @@ class Ledger:
     noise_key_id: str,
     first_step: int,
   ) -> Ledger:
-    """Returns a ledger with `num_steps` more steps of `event`. `event` is the event of ONE
-    step, and holds under `neighboring_relation`.
+    """Returns a ledger with `num_steps` more steps. `event` is the event of ONE step, and must
+    hold under `neighboring_relation`.
 
     A key's steps follow each other without gap or repetition. A new key begins at step 0
-    (another run on the same data) or where another key ended (the same run went on).
-    Merged with the key's last charge when both are alike.
-    Raises UserError for a step already accounted to this key, or a step left out.
+    (another run on the same data) or where another key ended (the same run went on). Steps equal
+    to those of the key's last charge are added to that charge.
+    Raises UserError for a step already charged to this key, or a step left out.
     """
     relation = str(neighboring_relation)
     return self._add(
@@ -131,8 +130,7 @@ class Ledger:
     )
 
   def _add(self, charge: Charge) -> Ledger:
-    # Checked before anything is recorded: a gap is a release without accounting, a repeat
-    # is noise drawn twice.
+    # A gap would be a release without accounting, a repeat noise that is drawn twice.
     _check_follows(self.charges, charge)
     index = _last_of_key(self.charges, charge.noise_key_id)
     facts = lambda c: (c.event, c.l2_clip_norm, c.neighboring_relation)
@@ -144,7 +142,7 @@ class Ledger:
     return Ledger((*self.charges[:index], longer, *self.charges[index + 1 :]))
 
   def event(self) -> DpEvent:
-    """Returns everything that ran, as one event.
+    """Returns one event for everything that ran.
 
     >>> Ledger().event()
     NoOpDpEvent()
@@ -155,7 +153,9 @@ class Ledger:
     return runs[0] if runs else dpa.NoOpDpEvent()
 
   def _relation(self, asked: str) -> str:
-    """Returns the relation of all charges; UserError where another one is asked for."""
+    """Returns the relation of all charges, or the one asked for if no charge has any.
+
+    Raises UserError if a charge has another relation than the one asked for."""
     recorded = dict.fromkeys(c.neighboring_relation for c in self.charges)
     # Charges that prove nothing have no relation to agree with.
     recorded.pop("", None)
@@ -193,11 +193,10 @@ class Ledger:
     neighboring_relation: str = "",
     accountant: str = "pld",
   ) -> float:
-    """Returns epsilon after `num_steps` more steps of `proposed`, by default after no more
-    steps.
+    """Returns epsilon after `num_steps` more steps of `proposed`; None proposes no more steps.
 
     Call it before the proposed steps run: afterwards it is too late.
-    BudgetExceeded: that epsilon is above the budget.
+    Raises BudgetExceeded if that epsilon is above the budget.
 
     >>> Ledger().check(Budget(1.9, 1e-5), dpa.GaussianDpEvent(2.0))
     Traceback (most recent call last):
@@ -205,7 +204,7 @@ class Ledger:
     dpjax.accounting.ledger.BudgetExceeded: epsilon=1.9: the budget at delta=1e-05 is ...
     """
     more = composed(dpa.NoOpDpEvent() if proposed is None else proposed, num_steps)
-    # The past and the proposal are composed together. Epsilons of two parts do not add up.
+    # Composed as one event, since the epsilons of the two parts must not simply be added.
     spent = epsilon_of(
       dpa.ComposedDpEvent([self.event(), more]),
       delta=budget.delta,
@@ -222,7 +221,7 @@ class Ledger:
     return spent
 
   def to_json(self) -> dict[str, Any]:
-    """The ledger as a dict that `json` can write; `from_json` gives back an equal one."""
+    """Returns the ledger as a dict that `json` can write, and `from_json` reads."""
     charges = []
     for charge in self.charges:
       fields = {f.name: getattr(charge, f.name) for f in dataclasses.fields(charge)}
@@ -234,7 +233,8 @@ class Ledger:
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Ledger:
-    """The inverse of `to_json`; UserError for a malformed ledger, a gap or a repeated step.
+    """Returns the ledger that `to_json` wrote. UserError if it is malformed or repeats or omits
+    a step.
 
     >>> Ledger.from_json(Ledger().to_json())
     Ledger(charges=())

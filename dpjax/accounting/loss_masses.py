@@ -23,7 +23,7 @@ class LossMasses(NamedTuple):
 
   @property
   def losses(self) -> np.ndarray:
-    """The privacy loss of each mass, [n], rising."""
+    """Returns the privacy loss of each mass, [n], rising."""
     return (self.lowest + np.arange(len(self.probs))) * self.interval
 
   def profile(self) -> Profile:
@@ -38,8 +38,8 @@ class LossMasses(NamedTuple):
     """
     losses = self.losses
     # Suffix sums: delta(epsilon) = infinity + sum of p - e^epsilon sum of p e^-loss, over
-    # losses above epsilon. A last zero covers the case without such losses. The sums start
-    # at the first loss that an epsilon >= 0 can have below it, where e^-loss is at most 1.
+    # losses above epsilon. The last sum, 0, is for an epsilon above all losses. Only losses
+    # above 0 matter, as epsilon >= 0; there e^-loss is at most 1.
     start = int(np.searchsorted(losses, 0.0, side="right"))
     high = losses[start:]
     probs = np.maximum(self.probs[start:], 0.0)
@@ -51,7 +51,7 @@ class LossMasses(NamedTuple):
     def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
       at = np.asarray(epsilons, float)
       first = np.searchsorted(high, at, side="right")
-      # An epsilon above every loss leaves nothing. Its power could be infinite, times zero.
+      # Above all losses the sums are 0, and e^epsilon could be infinite: 0 times infinity is NaN.
       power = np.exp(np.where(first < len(high), at, 0.0))
       finite = np.maximum(above[first] - power * weighted[first], 0.0) + rounding[first]
       return np.minimum(self.infinity_mass + finite, 1.0)
@@ -60,7 +60,7 @@ class LossMasses(NamedTuple):
 
 
 def masses_of(pld: pld_lib.PrivacyLossDistribution) -> list[LossMasses]:
-  """Returns the masses of removing a record, and of adding one where they differ."""
+  """Returns the masses for removing a record, and those for adding one if they differ."""
   pmfs = [pld._pmf_remove] if pld._symmetric else [pld._pmf_remove, pld._pmf_add]
   dense = [pmf.to_dense_pmf() for pmf in pmfs]
   return [
@@ -75,7 +75,7 @@ def masses_of(pld: pld_lib.PrivacyLossDistribution) -> list[LossMasses]:
 
 
 def pld_of(masses: Sequence[LossMasses]) -> pld_lib.PrivacyLossDistribution:
-  """Returns the distribution of `masses_of`; it composes with others of the same interval.
+  """Inverts `masses_of`. The result composes with distributions of the same interval.
 
   >>> from dp_accounting.pld import privacy_loss_distribution as pld_lib
   >>> whole = pld_lib.from_laplace_mechanism(1.0, value_discretization_interval=0.1)

@@ -1,17 +1,17 @@
 """Accounting of correlated noise: the sensitivity of C x under bounded participation.
 
-The matrix mechanism C x + z (z white, of standard deviation noise_multiplier clip norms) is
-one Gaussian mechanism, also where later rows of x depend on earlier outputs, for C is lower
-triangular (Denisov et al. 2022, arXiv:2202.08312, theorem 2.1). Its sensitivity is the
-largest |C u|, u the clipped gradients of ONE example at the steps that it takes part in:
+The matrix mechanism C x + z (z white, of standard deviation noise_multiplier clip norms) is one
+Gaussian mechanism. As C is lower triangular, this holds even if later rows of x depend on earlier
+outputs (Denisov et al. 2022, arXiv:2202.08312, theorem 2.1). Its sensitivity is the largest
+|C u|, where u are the clipped gradients of ONE example at the steps in which it takes part:
 
   |C u|^2 = sum_ij (C^T C)_ij <u_i, u_j>  <=  sum_ij |C^T C|_ij   over its steps i, j,
 
 with equality, for equal u_i, where no entry of C^T C among them is negative
 (Choquette-Choo et al. 2022, arXiv:2211.06530). After t steps only the first t rows have been
-released. Their sensitivities s_t rise with t, so the run is accounted step by step: step t is
-a Gaussian of noise multiplier z / sqrt(s_t^2 - s_{t-1}^2), and the charges of t steps compose
-to exactly the Gaussian z / s_t.
+released. Their sensitivities s_t rise with t, so the run is accounted step by step: step t counts
+as a Gaussian of noise multiplier z / sqrt(s_t^2 - s_{t-1}^2). The events of t steps then compose to
+exactly the Gaussian of noise multiplier z / s_t.
 
 | steps of one example                        | s_t                                          |
 | ------------------------------------------- | -------------------------------------------- |
@@ -68,16 +68,16 @@ def sensitivity(
   max_participations: int | None = None,
   cyclic: bool = False,
 ) -> float:
-  """Largest |C u| for one example with |u_i| <= 1 that takes part at most
-  `max_participations` times, at steps at least `min_sep` apart.
+  """Returns a bound on |C u| for one example with |u_i| <= 1 that takes part at most
+  `max_participations` times (None: no limit), at steps at least `min_sep` apart.
 
   Args:
     matrix: any C [m, n], dense.
-    cyclic: the example's steps are r, r + min_sep, r + 2 min_sep, .. for some r.
+    cyclic: whether the example's steps are r, r + min_sep, r + 2 min_sep, .. for some r.
 
-  Exact where no two columns that one example may combine have a negative product, and the
-  steps are cyclic, or the columns orthogonal, or C Toeplitz, falling and not negative;
-  otherwise an upper bound.
+  The bound is exact if no two columns that one example may combine have a negative product, and
+  one of these holds: the steps are cyclic; those columns are orthogonal; or C is lower triangular
+  and Toeplitz with falling entries that are not negative. Otherwise it is an upper bound.
 
   >>> sensitivity(np.eye(4), min_sep=2)  # two participations at most
   1.4142135623730951
@@ -95,8 +95,7 @@ def sensitivity(
     times = min(times, max_participations)
   gram = np.abs(matrix.T @ matrix)
   if cyclic:
-    # A cyclic example takes part in neighbouring steps of one turn: the heaviest of them is
-    # worst.
+    # A cyclic example takes part every min_sep steps, `times` times: the heaviest start is worst.
     worst = 0.0
     for start in range(len(gram)):
       steps = np.arange(start, len(gram), min_sep)[:times]
@@ -106,22 +105,21 @@ def sensitivity(
   is_toeplitz = is_square and np.array_equal(matrix[1:, 1:], matrix[:-1, :-1])
   is_lower = is_toeplitz and not np.triu(matrix, 1).any()
   if is_lower and matrix.min() >= 0 and (np.diff(matrix[:, 0]) <= 0).all():
-    # Where the entries of such a C fall, and none is negative, the closest steps from the
-    # first on are worst (Kalinin 2024).
+    # For such a C, steps as early and as close as possible are worst (Kalinin 2024).
     comb = np.arange(times) * min_sep
     return float(np.sqrt(gram[np.ix_(comb, comb)].sum()))
   far = np.abs(np.subtract.outer(np.arange(num_steps), np.arange(num_steps))) >= min_sep
   if not gram[far].any():
     return float(np.sqrt(_heaviest(np.diag(gram), min_sep, times)))
-  # Each step with its heaviest partners, then the heaviest such steps. This is an upper
-  # bound, since partners of different steps may disagree.
+  # For each step its heaviest partners, then the heaviest such steps. It is only an upper bound,
+  # since different steps may choose different partners.
   rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], min_sep, times - 1)
                    for i in range(num_steps)])  # fmt: skip
   return float(np.sqrt(_heaviest(rows, min_sep, times)))
 
 
 def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:
-  """Largest sum of at most `times` weights (>= 0) whose places differ by min_sep or more."""
+  """Returns the largest sum of at most `times` weights >= 0 whose places are min_sep apart."""
   # Dynamic programming: best[i] is the answer for places from i on.
   best = np.zeros(len(weights) + min_sep)
   for _ in range(times):
@@ -136,9 +134,9 @@ def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:
 def turn_images(
   strategy: Strategy, num_steps: int, turns: int, factors: tuple[float, ...] = ()
 ) -> np.ndarray:
-  """C' (e_r + e_{r + turns} + ..) for each turn r: [num_steps, turns].
+  """Returns C' (e_r + e_{r + turns} + ..) for each r = 0 .. turns - 1: [num_steps, turns].
 
-  C' is C with row t divided by factors[t]: noise that is larger there protects better.
+  C' is C with row t divided by factors[t], the factor of the noise at step t; () is all 1.
 
   >>> from dpjax.noise.correlated import Tree
   >>> turn_images(Tree(restart_every=4), 4, 2)[3]
@@ -155,11 +153,11 @@ def turn_images(
   steps = np.arange(num_steps)[:, None]
   patterns = (steps % turns == np.arange(min(turns, num_steps))).astype(np.float64)
   image = strategy.multiply(patterns)
-  # The bound takes equal gradients as the worst case. Negative entries break that.
+  # Equal gradients are the worst case only if no entry is negative.
   if image.min() < -_ZERO:
     raise UserError("C must have no negative entry", field="correlation", value=strategy)
   image = image / np.array(factors)[:, None] if factors else image
-  # The cache hands out this array itself, so that a write would change later answers.
+  # The cache returns this array itself, so a write would change later answers.
   image.flags.writeable = False
   return image
 
@@ -173,15 +171,15 @@ def participation_costs(
   cyclic: bool,
   factors: tuple[float, ...] = (),
 ) -> np.ndarray:
-  """Squared sensitivity s_t^2 of the first t rows of C, for t = 1 .. num_steps; rising.
+  """Returns squared sensitivities s_t^2 of the first t rows of C, t = 1 .. num_steps; rising.
 
   Args:
     strategy: C, with no negative entry (its own guarantee).
     min_sep, cyclic: steps of one example are at least min_sep apart; multiples of it if
-      cyclic. Nothing else limits how often it takes part.
+      cyclic. Nothing else limits how often an example takes part.
     factors: factors of the white noise at each step, () for 1.
 
-  Guarantee: see the table above; UserError where no bound is known.
+  Guarantee: see the table above. Raises UserError if no bound is known.
 
   >>> from dpjax.noise.correlated import Independent
   >>> participation_costs(Independent(), num_steps=5, min_sep=2, cyclic=True)
@@ -194,10 +192,9 @@ def participation_costs(
     costs = np.cumsum(squares, axis=0).max(axis=1)
   else:
     costs = _separated_costs(strategy, num_steps, min_sep, factors)
-  # Released rows stay released: no prefix costs less than a shorter one, whatever rounding
-  # says.
+  # More rows never cost less than fewer. Rounding may say so, which is corrected here.
   costs = np.maximum.accumulate(costs)
-  # The cache hands out this array itself, so a write would change later answers.
+  # As in `turn_images`: the cache returns this array itself.
   costs.flags.writeable = False
   return costs
 
@@ -245,11 +242,11 @@ def amplified_costs(
   num_groups: int,
   factors: tuple[float, ...] = (),
 ) -> np.ndarray:
-  """Largest squared column norm in each turn of `num_groups` steps.
+  """Returns the largest squared column norm of C in each turn of `num_groups` steps.
 
-  One example's turns touch disjoint rows where C has at most `num_groups` bands, so each is
-  a Gaussian mechanism of its own, sampled with the example's probability (Choquette-Choo et
-  al. 2023, arXiv:2306.08153). UserError: more bands.
+  If C has at most `num_groups` bands, an example's turns touch disjoint rows. Then each turn is a
+  Gaussian mechanism of its own, sampled with the example's probability (Choquette-Choo et al.
+  2023, arXiv:2306.08153). Raises UserError for more bands.
 
   >>> from dpjax.noise.correlated import BandedToeplitz
   >>> amplified_costs(BandedToeplitz((1.0, 0.5)), num_steps=3, num_groups=2)
@@ -266,7 +263,7 @@ def amplified_costs(
       value=Verbatim(type(strategy).__name__),
     )
   squares = turn_images(strategy, num_steps, num_groups, factors) ** 2
-  groups = squares.shape[1]  # num_groups; of steps that are fewer, one each
+  groups = squares.shape[1]  # num_groups, or num_steps if that is smaller
   turns = -(-num_steps // groups)
   # Zero rows after the last step, so that every group has whole turns.
   padded = np.zeros(((turns + 1) * groups, groups))
@@ -290,12 +287,11 @@ def correlated_events(
   sampling_prob: float = 1.0,
   factors: tuple[float, ...] = (),
 ) -> tuple[DpEvent, ...]:
-  """Events that the steps are recorded as, one a step. Any first t of them compose to the
-  cost of the first t rows.
+  """Returns an event for each step. The events of the first t steps compose to their cost.
 
   Args:
     noise_multiplier: multiplier of the white noise: its standard deviation / l2_clip_norm.
-    min_sep, cyclic, sampling_prob: a sampler's participation. Below 1, a turn of
+    min_sep, cyclic, sampling_prob: a sampler's participation. With sampling_prob < 1, a turn of
       min_sep steps is accounted as one Poisson-sampled Gaussian, at its first step.
 
   >>> from dpjax.noise.correlated import Independent
@@ -308,25 +304,25 @@ def correlated_events(
     costs = amplified_costs(strategy, num_groups=min_sep, **options)
     turns = [_event(cost, noise_multiplier) for cost in costs]
     sampled = [poisson_sampled_event(turn, sampling_prob=sampling_prob) for turn in turns]
-    # A turn is accounted at its first step, so a run may stop anywhere in it.
+    # The whole turn is paid for at its first step, so a run may stop anywhere in it.
     quiet = [dpa.NoOpDpEvent()] * (min(min_sep, num_steps) - 1)
     return tuple(itertools.chain.from_iterable([event, *quiet] for event in sampled))[
       :num_steps
     ]
   costs = participation_costs(strategy, min_sep=min_sep, cyclic=cyclic, **options)
-  # Squared sensitivities add up, so step t is accounted as the increment that it brings.
+  # Squared sensitivities add up, so the event of step t holds the increase from step t - 1.
   return tuple(_event(cost, noise_multiplier) for cost in np.diff(costs, prepend=0.0))
 
 
 def _event(cost: float, noise_multiplier: float) -> DpEvent:
-  """A Gaussian of squared sensitivity `cost`."""
+  """Returns the event of a Gaussian sum of squared sensitivity `cost`, in squared clip norms."""
   if cost <= 0:
     return dpa.NoOpDpEvent()
   return gaussian_event(noise_multiplier / float(np.sqrt(cost)))
 
 
 def joined(events: Sequence[DpEvent]) -> DpEvent:
-  """Returns the composed event of steps one after the other; equal neighbours are counted.
+  """Returns the event of all steps together; neighbours that are equal become one count.
 
   >>> joined([gaussian_event(1), gaussian_event(1), dpa.NoOpDpEvent()]).events[0].count
   2

@@ -16,14 +16,15 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import special, stats
 
-# Beyond it, in standard deviations, a normal has a mass of 1e-23.
+# Standard deviations beyond which a normal has a mass below 1e-23.
 _TAIL = 10.0
 _LEAST_MASS = 1e-23
 _NEWTON = 100
-# Losses of a long grid between two of which the thresholds are found first.
+# On a long grid, thresholds are first found for every so many losses, and then in between.
 _KNOT_DISTANCE = 256
 _MOST_COUNTS = 256
-# Above so many numbers those that are rarer than delta can tell are taken together.
+# If there are more numbers of successes than this, those that are together rarer than `_RARE` are
+# merged into one.
 _FEW = 16
 _RARE = 1e-25
 _LARGEST_PAIR = 50.0
@@ -32,18 +33,20 @@ _ROUNDING = 1e-16
 
 
 def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
-  """Returns numbers of successes and their chances, [k]; fewer than 260 of them.
+  """Returns numbers of successes and their chances, [k] with k < 260.
+
+  Rare numbers are replaced by the largest one, which costs no less privacy.
 
   Args:
-    trials: 256 or less, or so many that `trials * prob` is 1 or less.
-    prob: of each.
+    trials: at most 256, or `trials * prob` at most 1.
+    prob: chance that one trial succeeds.
 
   >>> binomial_counts(2, 0.5)
   (array([0., 1., 2.]), array([0.25, 0.5 , 0.25]))
   """
   counts = np.arange(min(trials, _MOST_COUNTS) + 1)
   chances = np.asarray(stats.binom.pmf(counts, trials, prob), float)
-  # All together are less than delta can tell, and their logarithms would be infinite.
+  # The logarithms below would be infinite. Such chances are far below any delta.
   kept = chances > 1e-300
   counts = counts[kept].astype(float)
   chances = chances[kept] / chances[kept].sum()
@@ -75,14 +78,14 @@ def typical_renyi_two(*, chances: np.ndarray, shifts: np.ndarray) -> float:
 def mixture_pld(
   *, chances: np.ndarray, shifts: np.ndarray, interval: float
 ) -> pld_lib.PrivacyLossDistribution:
-  """Returns the privacy loss distribution of both directions, on a grid of `interval`.
+  """Returns the privacy loss distribution of P against Q and Q against P, on a grid.
 
   Guarantee: an upper bound at any interval (Doroshenko et al. 2022, arXiv:2207.04380).
 
   Args:
     chances: p_i, above 0, summing to 1, [k].
     shifts: s_i, in standard deviations of the noise, rising, at least 0, [k].
-    interval: distance of the losses.
+    interval: distance between neighbouring losses of the grid.
 
   >>> pld = mixture_pld(chances=np.array([1.0]), shifts=np.array([1.0]), interval=1e-3)
   >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)  # of a Gaussian of noise multiplier 1
@@ -124,7 +127,7 @@ def _losses(points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray) -> 
 def _losses_and_slopes(
   points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The loss L at each point and its derivative there, [n] each."""
+  """Returns the loss L at each point and its derivative there, [n] each."""
   # log(p_i N(s_i) / N(0)); one row for each shift, so that the sums run over long rows.
   exponents = (log_chances - shifts**2 / 2)[:, None] + shifts[:, None] * points
   largest = exponents.max(axis=0)
@@ -137,10 +140,10 @@ def _losses_and_slopes(
 def _thresholds(
   losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Points at which the loss has these values; far outside where it never does, [n].
+  """Returns the points at which L has these values, [n]; far outside if L never does.
 
   Args:
-    losses: rising or falling, [n].
+    losses: values of L, rising or falling, [n].
   """
   far = shifts[-1] + 2 * _TAIL
   starts = np.full(len(losses), far)
@@ -156,7 +159,7 @@ def _thresholds(
 def _starts_above(
   losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Points that lie above the thresholds of rising losses, but not far, [n]."""
+  """Returns points slightly above the thresholds of rising losses, [n]."""
   far = shifts[-1] + 2 * _TAIL
   places = np.arange(0, len(losses), _KNOT_DISTANCE)
   knots = _newton(np.full(len(places), far), losses[places], log_chances, shifts)
@@ -175,7 +178,7 @@ def _starts_above(
 def _newton(
   points: np.ndarray, losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Thresholds of the losses, from points above them, [n]."""
+  """Returns the thresholds of the losses by Newton's method, which starts above them, [n]."""
   far = shifts[-1] + 2 * _TAIL
   for _ in range(_NEWTON):
     values, slopes = _losses_and_slopes(points, log_chances, shifts)
@@ -208,7 +211,8 @@ def removed_deltas(
 def _deltas(
   epsilons: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray, *, removed: bool
 ) -> np.ndarray:
-  """Hockey-stick divergence of P from Q (removed) or of Q from P, at rising epsilons, [n]."""
+  """Returns the hockey-stick divergence of P from Q (`removed`), or of Q from P, at rising
+  epsilons, [n]."""
   sign = 1.0 if removed else -1.0
   at = _thresholds(sign * epsilons, log_chances, shifts)
   of_p = np.exp(log_chances) @ special.ndtr(sign * (shifts[:, None] - at))

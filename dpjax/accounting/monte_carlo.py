@@ -6,13 +6,13 @@ set S of steps, drawn independently of the others, is dominated by the pair: y =
 C 1_S added against y = noise (balls in bins: Choquette-Choo et al. 2024, arXiv:2410.06266;
 for every distribution of S by the proof in `bins`, whose steps 1. and 2. take any mean over S).
 
-Balls in bins: S is a bin, and only the b products of their images with y enter the loss, so it
-is cheap to draw. b-min-sep (as arXiv:2602.09338 does): with at most b bands the columns of
-one S share no row, so the sum over all S is a walk over the steps, whose state is the step
-from which the example is free. What balls in bins are proved to cost is `bins`.
+For balls in bins S is a bin, and only the b products of the bins' images with y enter the loss, so
+it is cheap to draw. (`bins` has a proved bound.) For b-min-sep (as in arXiv:2602.09338), with at
+most b bands the columns of one S share no row. So the sum over all S is computed step by step; its
+state is the step from which the example may take part again.
 
-What is certified: delta at epsilon is the mean of a variable in [0, 1], which
-Hoeffding's inequality bounds from N draws, in the form exp(-N kl(mean, bound)).
+The confidence: delta at epsilon is the mean of a variable in [0, 1], which Hoeffding's inequality
+bounds from N draws, in the form exp(-N kl(mean, bound)).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from dpjax import validate
 from dpjax.accounting.matrix import Strategy, turn_images
 from dpjax.validate import UserError, Verbatim
 
-# Most steps between two steps of one example: each simulated run keeps that many numbers.
+# Largest min_sep or number of bins: each simulated run keeps that many numbers.
 MOST_APART = 10**6
 _MOST_SAMPLES = 10**10
 # Numbers drawn at a time: a bound on memory.
 _CHUNK = 4_000_000
-# Epsilons that may be returned, up to 1160. Fixed before the draws, so that no draw
-# influences the choice.
+# Epsilons that may be returned, up to 1157. The grid must not depend on the draws: the
+# confidence holds for a fixed grid only.
 _GRID = 1e-3 * 1.005 ** np.arange(2800)
 
 
 class MonteCarloEpsilon(NamedTuple):
-  """An epsilon from simulated privacy losses; label it so wherever it is shown."""
+  """An epsilon from simulated privacy losses. Wherever it is shown, say that it is simulated."""
 
   estimate: float  # where the mean itself reaches delta: no guarantee at all
   upper: (
@@ -59,15 +59,17 @@ def balls_in_bins_epsilon(
   confidence: float = 0.99,
   seed: int = 0,
 ) -> MonteCarloEpsilon:
-  """Monte-Carlo epsilon of `BallsInBinsSampler(num_bins)` with correlated noise, add/remove.
+  """Returns a simulated epsilon of `BallsInBinsSampler(num_bins)` with correlated noise, under
+  add_or_remove_one. NOT a proof.
 
   Args:
-    strategy: C, with no negative entry; white noise is `noise_multiplier` clip norms.
+    strategy: C, with no negative entry.
+    noise_multiplier: standard deviation of the white noise z, in clip norms.
     num_samples: simulated losses in each direction (the example added, removed).
-    confidence: that `upper` is at least the true epsilon, over the simulation's randomness.
+    confidence: least probability, over the simulation, that `upper` is a true upper bound.
 
-  Guarantee: of the simulation only. The epsilons of a fixed grid are tested from the largest
-  down, stopping at the first failure, so no correction for choosing among them is due.
+  The confidence is for the simulation only. Epsilons of a fixed grid are tested from the largest
+  down, until one fails, so choosing among them needs no correction.
 
   Raises:
     UserError: too few samples to certify delta at all: at least log(2 / (1 - confidence))
@@ -107,7 +109,7 @@ def _certified(
 ) -> MonteCarloEpsilon:
   """Returns the certified epsilon from sorted losses in both directions."""
   number = len(losses[0])
-  # Stricter than delta: with a mean this small, the true delta holds with the confidence.
+  # A simulated mean of at most `limit` < delta shows, with the confidence, that delta holds.
   limit = _largest_mean(number, delta, math.log(2 / (1 - confidence)))
   at = lambda bar: max(_least_epsilon(loss, bar) for loss in losses)
   return MonteCarloEpsilon(at(delta), at(limit), confidence, number)
@@ -125,16 +127,14 @@ def min_sep_epsilon(
   confidence: float = 0.99,
   seed: int = 0,
 ) -> MonteCarloEpsilon:
-  """Monte-Carlo epsilon of `MinSepSampler(sampling_prob, min_sep)` with correlated noise,
-  add/remove.
+  """Returns a simulated epsilon of `MinSepSampler(sampling_prob, min_sep)` with correlated noise,
+  under add_or_remove_one. NOT a proof.
 
   Args:
     strategy: C, with no negative entry and at most `min_sep` bands.
-    sampling_prob: probability of an example that is free to take part.
-    num_samples, confidence: as in `balls_in_bins_epsilon`. Time grows as num_samples times
-      num_steps.
-
-  Guarantee: of the simulation only, as in `balls_in_bins_epsilon`.
+    sampling_prob: probability with which an example that may take part in a step does.
+    num_samples, confidence: as in `balls_in_bins_epsilon`, which also says what the confidence
+      is about. Time grows as num_samples times num_steps.
 
   Raises:
     UserError: too few samples, or more bands than min_sep: then steps of one example share
@@ -158,7 +158,7 @@ def min_sep_epsilon(
       value=Verbatim(type(strategy).__name__),
     )
   run = _MinSep(_columns(strategy, num_steps), noise_multiplier, sampling_prob, min_sep)
-  # A stream of its own: both simulations may get the same seed.
+  # A spawn key of its own, since both simulations may get the same seed.
   rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB5EB,)))
   chunk = max(1, _CHUNK // (num_steps + min_sep))
   sizes = [min(chunk, num_samples - start) for start in range(0, num_samples, chunk)]
@@ -168,7 +168,7 @@ def min_sep_epsilon(
 
 
 def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
-  """C[t + k, t] at [k, t], zero beyond the last row: all that a banded C has."""
+  """Returns C[t + k, t] at [k, t], zero beyond the last row: all entries of a banded C."""
   bands = min(strategy.bands or 1, num_steps)
   # Columns that are `bands` apart are disjoint, so one image holds them all.
   images = turn_images(strategy, num_steps, bands)
@@ -186,7 +186,7 @@ class _MinSep(NamedTuple):
   min_sep: int
 
   def losses(self, rng: np.random.Generator, number: int, present: bool) -> np.ndarray:
-    """log dP/dQ of `number` outputs, drawn under P (`present`) or Q: [number]."""
+    """Returns log dP/dQ of `number` outputs, drawn under P (`present`) or Q: [number]."""
     bands, steps = self.columns.shape
     outputs = rng.standard_normal((steps + bands, number))  # in units of the noise
     if present:
@@ -194,8 +194,8 @@ class _MinSep(NamedTuple):
     return self._log_ratio(outputs)
 
   def _first(self) -> np.ndarray:
-    """Chance to be free from step 0, 1, .. min_sep - 1 on, in a process that has always
-    run."""
+    """Returns the chances that an example may first take part at step 0, .., min_sep - 1, if
+    sampling began long before."""
     rate = self.prob / (1 + (self.min_sep - 1) * self.prob)
     chances = np.full(self.min_sep, rate)
     chances[0] = 1 - (self.min_sep - 1) * rate
@@ -210,10 +210,11 @@ class _MinSep(NamedTuple):
       free[takes] = t + self.min_sep
 
   def _log_ratio(self, outputs: np.ndarray) -> np.ndarray:
-    """Returns the log of the sum over all sets of steps, each weighted by its chance.
-    `free[t % min_sep]` holds the sum for sets that are free from step t on. Columns of one
-    set share no row, so factors of steps multiply. Logarithms are needed: with little noise
-    one factor exceeds float64."""
+    """Returns the log of the likelihood ratio: a sum over all sets of steps, weighted by chance.
+
+    waiting[t % min_sep] holds the sum over sets after which the example may take part again at
+    step t. Columns of one set share no row, so factors of steps multiply. With little noise one
+    factor exceeds float64, so logarithms are added."""
     bands, steps = self.columns.shape
     # log 0: before the first step no state has mass.
     with np.errstate(divide="ignore"):
@@ -233,7 +234,7 @@ class _MinSep(NamedTuple):
 
 
 def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.ndarray]:
-  """Sorted log-likelihood ratios in favour of the drawn hypothesis, in both directions."""
+  """Returns sorted log-likelihood ratios in favour of the drawn hypothesis, by direction."""
   values, vectors = np.linalg.eigh(gram)
   # No Cholesky factor: the Gram matrix may be singular, and rounding may make its
   # eigenvalues negative.
@@ -258,15 +259,15 @@ def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.n
 
 
 def _mean_delta(losses: np.ndarray, epsilon: float) -> float:
-  """Mean of max(0, 1 - exp(epsilon - loss)) over sorted losses."""
+  """Returns the mean of max(0, 1 - exp(epsilon - loss)) over sorted losses."""
   # The losses are sorted, so only those above epsilon are read.
   above = losses[np.searchsorted(losses, epsilon) :]
   return float(-np.expm1(epsilon - above).sum() / len(losses))
 
 
 def _least_epsilon(losses: np.ndarray, limit: float) -> float:
-  """The least epsilon of the grid whose mean delta is at most `limit`. The mean falls with
-  epsilon, so bisection finds it."""
+  """Returns the least epsilon of the grid whose mean delta is at most `limit`; inf if none is.
+  The mean falls with epsilon, so bisection finds it."""
   low = -1
   high = len(_GRID) - 1
   # This form of the comparison also fails for NaN.
@@ -280,8 +281,8 @@ def _least_epsilon(losses: np.ndarray, limit: float) -> float:
 
 
 def _largest_mean(number: int, delta: float, log_miss: float) -> float:
-  """The largest mean m <= delta of N values in [0, 1] with exp(-N kl(m, delta)) <= the miss
-  probability. If the true mean were delta or more, so small a mean would be that rare."""
+  """Returns the largest mean m <= delta of N values in [0, 1] with exp(-N kl(m, delta)) <= the miss
+  probability. If the true mean were delta or more, a mean of at most m would be that rare."""
 
   def divergence(mean: float) -> float:
     other = (1 - mean) * math.log((1 - mean) / (1 - delta))

@@ -1,7 +1,7 @@
-"""The table of proofs, by sampling scheme, relation and accountant.
+"""The table of proofs: sampling scheme -> relations and accountants that have a proof.
 
-Every row stands with its owner: an event's with its `EventKind`, a sampler's with its class
-(`dpjax.sampling.Sampler.proof`). Both declare it here, where users and pages read it.
+Each row is defined by its owner, an `EventKind` or a sampler class
+(`dpjax.sampling.Sampler.proof`), and entered here by `declare`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RELATIONS = (ADD, REPLACE, ZERO)
 
 
 class Proved(NamedTuple):
-  """A row: the relations, the default one first, and the accountants, the tightest first.
+  """A row: relations with a proof, the default first; accountants, the tightest first.
 
   >>> Proved(("replace_one",), ("rdp",)).accountants_under("add_or_remove_one")
   ()
@@ -37,10 +37,10 @@ class Proved(NamedTuple):
 
     Args:
       asked: one of `RELATIONS`, or "".
-      name: name of what is proved, for the message.
+      name: name of the sampler or event, for the message.
 
     Raises:
-      UserError: nothing is proved under it.
+      UserError: there is no proof under this relation, but under another one.
 
     >>> Proved(("replace_one",)).checked_relation("", "FixedSizeSampler")
     'replace_one'
@@ -61,7 +61,7 @@ PROVED: dict[str, Proved] = {}
 
 
 def declare(scheme: str, proof: Proved) -> Proved:
-  """Enters a row under the name of its sampling scheme, and returns it.
+  """Enters a row of the table under the name of its sampling scheme; returns the row.
 
   >>> declare("unproved", NOTHING_PROVED).relations
   ()
@@ -70,14 +70,14 @@ def declare(scheme: str, proof: Proved) -> Proved:
   return proof
 
 
-# Every record is in every step: noise alone, proved under each relation.
+# "none" is a run without sampling: every record is in every step.
 declare("none", Proved(RELATIONS))
 declare("unproved", NOTHING_PROVED)
 
 
 @_moved.rename_keywords(law="sampler")
 def proved_for(sampler: str) -> Proved:
-  """Returns the row of a sampling scheme.
+  """Returns the row of the sampling scheme named `sampler`.
 
   >>> from dpjax.accounting import event_kinds
   >>> proved_for("truncated_poisson").relations

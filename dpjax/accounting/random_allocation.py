@@ -68,7 +68,7 @@ from dpjax import validate
 _CELLS = (2**16, 2**20)
 # Wanted width of a cell, in s. The variance that it adds is negligible.
 _FINE = 0.05
-# Standard deviations of a term's loss inside the window: for z >= 1, and for less noise.
+# Standard deviations of a term's loss that the window covers: for z >= 1, and for z < 1.
 _TAILS = (8.0, 7.0)
 # From this 1 / z on no amplification is claimed, since almost none is left.
 _MOST_SHIFT = 4.0
@@ -82,7 +82,7 @@ _LONG_UNIT = float(np.finfo(np.longdouble).eps) / 2
 
 
 class _Masses(NamedTuple):
-  """Masses of the sum at (first + i) h, under P where the record is removed, else under Q."""
+  """Masses of the sum at (first + i) h: under P for a removed record, under Q for an added one."""
 
   width: float  # h
   first: int
@@ -93,17 +93,17 @@ class _Masses(NamedTuple):
 def allocation_pld(
   num_steps: int, noise_multiplier: float, *, interval: float, cells: int = 0
 ) -> pld_lib.PrivacyLossDistribution:
-  """The privacy loss distribution of one pass: pessimistic at any interval, any cells.
+  """Returns the privacy loss distribution of one pass, an upper bound at any interval and cells.
 
   Args:
-    num_steps: T of the pass.
+    num_steps: T, steps of the pass.
     noise_multiplier: z, std / l2_clip_norm.
-    interval: interval of the grid of losses.
-    cells: number of cells of the grid of likelihood ratios, a power of two; 0: as many as help.
+    interval: distance between neighbouring losses of the grid.
+    cells: number of cells of the grid of likelihood ratios, a power of two; 0 chooses it.
 
-  Guarantee: dominates one pass, adaptive or not, under add_or_remove_one and
-  replace_special; see the proof above. Where 1 / z is outside [.001, 4] no amplification
-  is claimed: it is that of one Gaussian sum, of which a pass is the mixture.
+  Guarantee: dominates one pass, adaptive or not, under add_or_remove_one and replace_special;
+  see the proof above. For 1 / z outside [.001, 4] no amplification is claimed: the result is
+  that of one Gaussian sum, which a pass never exceeds.
 
   >>> pld = allocation_pld(200, 1.0, interval=4e-4, cells=2**16)
   >>> round(pld.get_epsilon_for_delta(1e-5), 2)
@@ -132,7 +132,7 @@ def allocation_pld(
 
 
 def _positive(term: _Masses, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
-  """Points of the window where L > 0, with their masses."""
+  """Returns the likelihood ratios L > 0 of the window, and their masses."""
   start = int(term.first == 0)
   ratios = (term.first + np.arange(start, len(term.masses))) * (term.width / num_steps)
   return ratios, term.masses[start:]
@@ -141,11 +141,10 @@ def _positive(term: _Masses, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
 def _spread(
   ratios: np.ndarray, masses: np.ndarray, interval: float, *, tilted: bool
 ) -> tuple[int, np.ndarray, np.ndarray]:
-  """Moves masses [cells] of L to the ends of their cells of the grid exp(interval * i),
-  with the mean of L under Q kept. Returns (first i, mass moved down by i, mass moved up by
-  i).
+  """Moves each mass of L to the two ends of its cell on the grid exp(interval * i), and keeps the
+  mean of L under Q. Returns (first i, mass moved to lower ends, mass moved to upper ends), by i.
 
-  `tilted`: masses are P's, which are L times Q's. Both shares are raised by their rounding.
+  `tilted`: masses are those of P, which are L times those of Q. Both results are rounded up.
   """
   # More mass is a larger divergence, so rounding up is sound.
   masses = masses * (1 + 16 * _UNIT / interval)
@@ -167,8 +166,8 @@ def _two_ends(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 class _Window(NamedTuple):
-  """Window in which the sum is computed: cells of width h from `first` on. A term ends at
-  `cap` h."""
+  """Window in which the sum is computed: `cells` cells of width h, from cell number `first` on.
+  Terms are cut off at `cap` cells."""
 
   width: float
   first: int
@@ -178,7 +177,7 @@ class _Window(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _masses_of_sum(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Masses:
-  """The distribution of X_1 + .. + X_T, under P (`removed`) or Q."""
+  """Returns the distribution of X_1 + .. + X_T, under P (`removed`) or Q."""
   window = _window(num_steps, shift, cells, removed=removed)
   term_masses, beyond = _one_term(shift, window.width, window.cap + 1, removed=removed)
   having = term_masses * np.arange(len(term_masses)) * window.width if removed else None
@@ -194,8 +193,8 @@ def _masses_of_sum(num_steps: int, shift: float, cells: int, *, removed: bool) -
 
 
 def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Window:
-  """Returns the window of nearly all mass. Mass outside is added to delta, so any window is
-  sound."""
+  """Returns a window that holds nearly all mass. Mass outside counts into delta, so that every
+  window gives an upper bound."""
   deviation = math.sqrt(num_steps * math.expm1(shift**2))
   if removed:
     tail = _TAILS[shift > 1]
@@ -223,8 +222,8 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
 def _one_term(
   shift: float, width: float, cells: int, *, removed: bool
 ) -> tuple[np.ndarray, float]:
-  """Discretises X = exp(s Z - s^2 / 2), with the mean of each cell kept. Returns (masses at
-  0, h, .., (cells - 1) h; mass beyond the grid under P)."""
+  """Discretises X = exp(s Z - s^2 / 2), and keeps the mean of each cell. Returns (masses at 0, h,
+  .., (cells - 1) h; mass beyond the grid under P)."""
   up = np.zeros(cells - 1)
   down = np.zeros(cells - 1)
   # Near 0 the cells are wide beside the density, so closed forms are used. Further out they
@@ -297,11 +296,11 @@ def _sum(
 def _tail(
   masses: np.ndarray, having: np.ndarray | None, num_steps: int, edge: int, *, above: bool
 ) -> float:
-  """Upper bound on the mass of a sum at `edge` cells or above (or below it), by Chernoff's
-  bound."""
+  """Returns Chernoff's upper bound on the mass of a sum at or above `edge` cells; below `edge` if
+  not `above`."""
   if not above and edge <= 0:
     return 0.0
-  # of a term, relative to an equal share
+  # Distance of a term from its equal share of the edge, in cells.
   places = np.arange(len(masses)) - edge / num_steps
   # Any rate gives a valid bound, so the best of several is taken. The largest rate keeps
   # exp within float64.

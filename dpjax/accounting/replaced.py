@@ -1,8 +1,7 @@
-"""Bounds for a replaced record from proofs for adding and removing one. The run without the
-record is the midpoint.
+"""Bounds for a replaced record, from proofs for removing one and adding one.
 
-Let P be the run with a record, R the run with another in its place, Q the run with neither,
-everything else, and its randomness, alike. For every event E
+Let P be the run with a record, R the run with another in its place, and Q the run with neither;
+all else, and its randomness, is the same. For every event E
 
   P(E) <= e^e1 Q(E) + d(e1)  and  Q(E) <= e^e2 R(E) + d(e2), so
   P(E) <= e^(e1 + e2) R(E) + d(e1) + e^e1 d(e2),
@@ -23,7 +22,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-# Ways to split delta, and epsilon. Each is sound, and more of them save little.
+# Shares of delta tried for the first step, and number of splits of epsilon tried. Each split gives
+# a valid bound, and more of them save little.
 _SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SPLITS = 33
 
@@ -31,8 +31,8 @@ _SPLITS = 33
 def epsilon_of_both(
   epsilon_of: Callable[[float], float], delta: float, *, least: float
 ) -> float:
-  """Epsilon of replacing a record at one delta, from the epsilon of removing or adding at
-  any delta from `least` on; inf where none is found.
+  """Returns epsilon of replacing a record, from `epsilon_of`: delta -> epsilon of removing or
+  adding one, which is defined from `least` on. It is inf if no split of delta gives a bound.
 
   >>> epsilon_of_both(lambda delta: 0.5, 1e-5, least=1e-12)
   1.0
@@ -52,7 +52,7 @@ def epsilon_of_both(
 def delta_of_both(
   deltas_of: Callable[[list[float]], Sequence[float] | np.ndarray], epsilon: float
 ) -> float:
-  """Delta of replacing a record at one epsilon, from the curve for removing or adding.
+  """Returns delta of replacing a record at one epsilon, from the curve of removing or adding.
 
   >>> delta_of_both(lambda epsilons: [0.0 if e >= 1 else 1.0 for e in epsilons], 2.0)
   0.0

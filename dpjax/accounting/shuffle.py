@@ -1,13 +1,13 @@
 """Privacy amplification by shuffling, for LOCAL randomisers: hiding among the clones.
 
-n users each run an epsilon_0-locally private randomiser on their own record, a shuffler
-forgets who sent what, and the reports are published. Together they are (epsilon, delta)-
-private for one user exchanged for any other (replace_one), with an epsilon far below
-epsilon_0 (Feldman, McMillan and Talwar 2021, arXiv:2012.12803). The randomisers may differ,
-and may depend on earlier reports.
+n users each run an epsilon_0-locally private randomiser on their own record. A shuffler removes
+who sent which report, and the reports are published. Together they are (epsilon, delta)-private
+for one user exchanged for any other (replace_one). For many users epsilon is far below epsilon_0
+(Feldman, McMillan and Talwar 2021, arXiv:2012.12803). The randomisers may differ, and may depend
+on earlier reports.
 
-This is NOT about shuffled mini-batches of DP-SGD: one batch's sum is no local randomiser.
-What dpjax claims for those is `sampling.ShuffledSampler`'s event, without amplification.
+This is NOT about shuffled mini-batches of DP-SGD, since the sum of a batch is no local
+randomiser. For those `sampling.ShuffledSampler` claims no amplification.
 
 | bound                | by                                         | when                         |
 | -------------------- | ------------------------------------------ | ---------------------------- |
@@ -26,16 +26,16 @@ from scipy import stats
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Above this, exact addition takes too long: use the closed form.
+# For more reports the sum takes too long: use the closed form.
 MAX_REPORTS = 1_000_000
 # Mass left out at each tail of a distribution, and added to delta.
 _TAIL = 1e-14
 
 
 def amplified_epsilon(*, local_epsilon: float, num_reports: int, delta: float) -> float:
-  """Epsilon of `num_reports` shuffled reports, in closed form: an upper bound.
+  """Returns an upper bound on epsilon of `num_reports` shuffled reports, in closed form.
 
-  Raises UserError for local_epsilon > ln(n / (16 ln(2 / delta))), where the theorem says nothing.
+  Raises UserError for local_epsilon > ln(n / (16 ln(2 / delta))), which the theorem excludes.
 
   >>> round(amplified_epsilon(local_epsilon=1.0, num_reports=100_000, delta=1e-6), 3)
   0.073
@@ -56,11 +56,11 @@ def amplified_epsilon(*, local_epsilon: float, num_reports: int, delta: float) -
 
 
 def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -> float:
-  """Delta at `epsilon` of `num_reports` shuffled reports, by adding up: an upper bound.
+  """Returns an upper bound on delta at `epsilon` of `num_reports` shuffled reports, by a sum.
 
-  Of the n - 1 others, C ~ Bin(n - 1, e^-eps_0) are clones of the one user under either of
-  two inputs, A ~ Bin(C, 1/2) of them under the first; that user reports the first's value
-  with probability e^eps_0 / (1 + e^eps_0). The clones' counts dominate every such protocol.
+  Of the n - 1 other users, C ~ Bin(n - 1, e^-eps_0) act as clones of the one user under either of
+  two inputs: A ~ Bin(C, 1/2) of them under the first. That user reports the value of the true
+  input with probability e^eps_0 / (1 + e^eps_0). These counts dominate every such protocol.
 
   >>> amplified_delta(local_epsilon=1.0, num_reports=1, epsilon=1.0) < 1e-12
   True
@@ -76,15 +76,14 @@ def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -
   clones: Any = stats.binom(num_reports - 1, math.exp(-local_epsilon))
   low = int(clones.ppf(_TAIL))
   high = int(clones.isf(_TAIL))
-  # Two tails of the number of clones are left out, and two of their counts: four tails in
-  # all.
+  # Left out are two tails of the number of clones, and two of their counts: four in all.
   counts = np.arange(low, high + 1)
   each = [_divergence(int(count), local_epsilon, epsilon) for count in counts]
   return min(1.0, float(clones.pmf(counts) @ np.array(each)) + 4 * _TAIL)
 
 
 def _divergence(clones: int, local_epsilon: float, epsilon: float) -> float:
-  """The hockey-stick divergence of the two counts, given the number of clones."""
+  """Returns the hockey-stick divergence of the two counts, given the number of clones."""
   half: Any = stats.binom(clones, 0.5)
   low = int(half.ppf(_TAIL))
   high = int(half.isf(_TAIL)) + 1

@@ -1,4 +1,4 @@
-"""The meaning of an epsilon in words: unit, adjacency, sampler, delta, and what is left out."""
+"""Privacy statements: what an epsilon means in words, and what it does not cover."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NOT_COVERED = (
 
 
 def delta_warning(delta: float, num_examples: int) -> str | None:
-  """Returns a warning, one line, when `delta >= 1 / num_examples`, else None.
+  """Returns a one-line warning if delta >= 1 / num_examples; else None.
 
   >>> delta_warning(1e-5, 60_000)
   >>> delta_warning(1e-3, 1_000)
@@ -74,18 +74,21 @@ def privacy_statement(
   noise: str = "",
   statistics: str = "",
 ) -> str:
-  """The guarantee of the whole run `event`, in words, with a table accountant -> epsilon.
+  """Returns the guarantee of a run in words, with a table accountant -> epsilon.
 
   Args:
+    event: event of the whole run.
     num_examples: under add_or_remove_one the DECLARED number that the mechanism used, a
       constant; under the other relations that of the data, which neighbours share.
-    epsilons: replaces the table, for values that no accountant computes (claimed, audited).
-    delta_set_aside: share of delta reserved for a failure outside `event`, such as a batch above
+    unit: what counts as one record, such as "example" or "user".
+    epsilon_kind: a key of `EPSILON_KINDS`.
+    epsilons: name -> epsilon, replaces the table by values that no accountant computes.
+    delta_set_aside: part of delta reserved for a failure outside `event`, such as a batch above
       its capacity. Epsilon is taken at the remaining delta.
-    noise: the noise of a step in words, if it is not that of `event`. The statement then
-      describes the event as the one that is accounted, followed by these words.
-    statistics: statistics of the data before the first step that are part of `event`, in
-      words; "" without any.
+    noise: the noise of a step in words, if it differs from that of `event`. It follows the
+      description of `event`, which is then called the event that is accounted.
+    statistics: private statistics from before the first step, in words, which are part of
+      `event`; "" without any.
 
   >>> import dp_accounting as dpa
   >>> text = privacy_statement(dpa.GaussianDpEvent(2.0), delta=1e-5)
@@ -97,13 +100,13 @@ def privacy_statement(
   validate.open_unit(delta=delta)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   validate.one_of(EPSILON_KINDS, epsilon_kind=epsilon_kind)
-  # Only the user who defined an event vouches for its accounting.
+  # The accounting of a user's own event is that user's claim, so nothing is proved here.
   if epsilon_kind == "proved" and any(
     is_user_defined(kind_of(part)) for part in parts(event)
   ):
     epsilon_kind = "claimed"
   if epsilons is None:
-    # Epsilon and the chance of an abort must hold together at the stated delta.
+    # Epsilon at `left` and the chance of an abort together cost the stated delta.
     left = delta - delta_set_aside
     rows = {
       name: _row(event, left, str(neighboring_relation), name) for name in accountants
@@ -144,8 +147,8 @@ def _attackers(
   relation: str,
   accountants: Sequence[str],
 ) -> str:
-  """States what the proof leaves to any membership test; "" without a finite epsilon."""
-  # Only a statement without given epsilons needs them, and every run imports this module.
+  """States bounds on every membership test; returns "" if no accountant has a finite epsilon."""
+  # Imported here, since every run imports this module, and few statements need these two.
   from dpjax.accounting.attack_bounds import advantage, true_positive_rate
   from dpjax.accounting.trade_off import pairs_of
 
@@ -212,8 +215,7 @@ def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
       f"{sentence} The number of {unit}s{size} is the same in neighbouring data sets. It and all "
       "hyper-parameters are treated as public."
     )
-  # A number derived from the size of the data would reveal the size, and so whether a
-  # record is there.
+  # A number computed from the size of the data could reveal whether a record is there.
   declared = (
     f"A declared number of {unit}s"
     if num_examples is None

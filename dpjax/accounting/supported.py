@@ -37,10 +37,11 @@ def check_accountant(accountant: str) -> None:
 def accountable(
   event: DpEvent, neighboring_relation: str = "add_or_remove_one", accountant: str = "pld"
 ) -> Parts:
-  """Returns the parts of an event with noise relative to the sensitivity.
+  """Returns the parts of an event, their noise converted to multiples of the sensitivity under
+  the relation.
 
   Raises:
-    UserError: a part that the accountant has no proof for, under this relation.
+    UserError: the accountant has no proof for a part under this relation.
   """
   check_accountant(accountant)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
@@ -50,7 +51,7 @@ def accountable(
   steps = _reduced(steps)
   if neighboring_relation == ADD:
     return converted(steps, lambda part: kind_of(part).under_add_or_remove_one(part))
-  # Replacing in two steps uses the parts as they are; their noise is not halved.
+  # A replacement accounted as removing and adding uses the parts' noise as it is, not halved.
   if neighboring_relation != REPLACE or in_two(steps, neighboring_relation):
     return steps
   # dp_accounting's two accountants read noise under REPLACE_ONE differently, so it is
@@ -59,7 +60,7 @@ def accountable(
 
 
 def _reduced(steps: Parts) -> Parts:
-  """Returns the parts, each exchanged for the event by which its kind proves its cost."""
+  """Returns the parts, each replaced by the event that its kind accounts for it."""
   reduced = {part: kind_of(part).accounted_as(part) for part in steps}
   if all(part is event for part, event in reduced.items()):
     return steps
@@ -71,10 +72,10 @@ def _reduced(steps: Parts) -> Parts:
 
 
 def in_two(steps: Parts, neighboring_relation: str) -> bool:
-  """Whether replacing a record is accounted as removing one and adding one.
+  """Whether replacing a record is accounted as removing one record and adding one.
 
   Raises:
-    UserError: parts that are replaced in two beside others that are not.
+    UserError: some parts are accounted so, and others have no proof beside them.
   """
   if neighboring_relation != REPLACE:
     return False
@@ -110,8 +111,7 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
     )
   for inner in kind.repeated(part):
     inner_kind = kind_of(inner)
-    # Replacing as removing and adding bounds one event. The best of several runs has its
-    # own analysis.
+    # The analysis of the best of several runs has no proof for such a replacement.
     if neighboring_relation == REPLACE and inner_kind.replaced_in_two:
       raise UserError(
         "is not proved for the best of several runs",
@@ -127,10 +127,10 @@ def check_event(
   """Raises UserError, which names the sampler, where an event has no proof.
 
   Args:
-    proof: the row of the sampler.
-    event: that the sampler states, of one step.
+    proof: the sampler's row of the table of proofs.
+    event: event of one step, as the sampler states it.
     relation: neighboring relation of the guarantee.
-    accountant: that is to account it; one that does not exist is reported elsewhere.
+    accountant: name of an accountant; an unknown name is reported elsewhere.
     name: name of the sampler, for the message.
 
   >>> event = dpa.SampledWithoutReplacementDpEvent(9, 3, dpa.GaussianDpEvent(1.0))
@@ -151,7 +151,7 @@ def check_event(
         value=relation,
       )
   proofs = [proof, *rows.values()]
-  # Both rows must prove it: the sampler's, and those of the events that it states.
+  # The row of the sampler and those of its events must all prove it.
   known = [by for by in ACCOUNTANTS if all(by in row.accountants for row in proofs)]
   if accountant not in known:
     ways = " or ".join(map(repr, known))

@@ -1,7 +1,7 @@
 """Numbers of a guarantee as text, never rounded to the side that claims more.
 
-An epsilon or a delta that is promised is rounded UP, a lower bound that an attack proves is
-rounded DOWN. Both take the number as JSON writes it, so that 1e-5 stays 1e-05.
+An epsilon or a delta of a guarantee is rounded UP; a lower bound that an attack proves is rounded
+DOWN. Both start from the shortest decimal text of the number, so that 1e-5 stays 1e-05.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _PROMISED = ("epsilon", "delta")
 
 
 def upper(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
-  """Returns an epsilon or a delta as text, rounded up, with `digits` significant digits or
-  `decimals` places after the point. Rounded down it would claim too much.
+  """Returns an epsilon or a delta as text, rounded up. It has `digits` significant digits, or
+  `decimals` places after the point where that is given.
 
   >>> upper(2.0001), upper(0.5), upper(1e-5), upper(math.inf)
   ('2.001', '0.5', '1e-05', 'inf')
@@ -28,8 +28,7 @@ def upper(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
 
 
 def lower(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
-  """Returns a lower bound as text, rounded down. Rounded up it would claim more than was
-  observed.
+  """Returns a lower bound as text, rounded down, so that it claims no more than was observed.
 
   >>> lower(2.4999), lower(0.0), lower(-math.inf), lower(1.9999, decimals=2)
   ('2.499', '0', '-inf', '1.99')
@@ -38,8 +37,8 @@ def lower(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
 
 
 def by_name(name: str, value: float, *, digits: int = 4) -> str:
-  """Returns any number as text, rounded by its name: lower bounds down, epsilons and deltas
-  up, others to nearest.
+  """Returns a number as text. Its name says how to round: lower bounds down, other epsilons and
+  deltas up, anything else to nearest.
 
   >>> by_name("epsilon", 1.00001), by_name("epsilon_audited_lower", 1.99999)
   ('1.001', '1.999')
@@ -53,7 +52,7 @@ def by_name(name: str, value: float, *, digits: int = 4) -> str:
 
 
 def is_promised(name: str) -> bool:
-  """Whether a number of this name is part of a guarantee or bounds one.
+  """Whether a number of this name belongs to a guarantee: the name holds "epsilon" or "delta".
 
   >>> is_promised("privacy.epsilon"), is_promised("num_steps")
   (True, False)

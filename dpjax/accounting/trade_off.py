@@ -1,7 +1,7 @@
-"""Consequences of a proof for membership tests: true positive rates, and mu of Gaussian DP.
+"""What a proof implies for membership tests: true positive rates, and mu of Gaussian DP.
 
-A run keeps many pairs (epsilon, delta) at once. All of them together bound every test that
-tells a run with a record from one without (Dong, Roth and Su 2022, Proposition 2.12):
+A run satisfies many pairs (epsilon, delta) at once. Together they bound every test that tells a
+run with a record from one without it (Dong, Roth and Su 2022, Proposition 2.12):
 
   TPR <= e^epsilon FPR + delta    and    1 - FPR <= e^epsilon (1 - TPR) + delta
 """
@@ -19,9 +19,10 @@ from dpjax.accounting.epsilon import Counting, epsilon, privacy_profile
 from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.loss_masses import Profile
 
-# Each pair is a tangent of the line; closer together they would lower it by less than 1e-3.
+# Epsilons of `all_pairs`. Each pair bounds the curve of true positive rates by a tangent. A finer
+# grid would lower the bound by less than 1e-3.
 _EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
-# Points of a curve: each pair is a tangent of the line of true positives.
+# Number of epsilons of a curve up to the slack.
 _POINTS = 129
 # Largest epsilon of a curve where no epsilon is finite at the slack.
 _WIDEST = 100.0
@@ -31,13 +32,13 @@ _ROUNDING = 1e-14
 
 
 class TradeOff(NamedTuple):
-  """Pairs (epsilon, delta) that hold at once, under both directions of their relation."""
+  """Pairs (epsilon, delta) that hold at once, in both directions of their relation."""
 
   epsilons: np.ndarray  # [k], rising, none below 0
   deltas: np.ndarray  # [k], each an upper bound
 
   def true_positive_rate(self, fpr: np.ndarray) -> np.ndarray:
-    """The largest true positive rate of any test at a false positive rate, [...] -> [...].
+    """Returns a bound on the true positive rate of any test, by its false positive rate.
 
     Guarantee: an upper bound, at every rate.
 
@@ -53,8 +54,8 @@ class TradeOff(NamedTuple):
     return np.clip(np.min(np.minimum(first, second), axis=-1), x[..., 0], 1.0)
 
   def false_positive_rate(self, tpr: np.ndarray) -> np.ndarray:
-    """The least false positive rate of any test at a true positive rate, [...] -> [...].
-    The inverse of `true_positive_rate`.
+    """Returns the least false positive rate of any test, by its true positive rate: the inverse
+    of `true_positive_rate`.
 
     Guarantee: a lower bound, at every rate.
 
@@ -70,8 +71,8 @@ class TradeOff(NamedTuple):
 
   @property
   def total_variation(self) -> float:
-    """The largest TPR - FPR of any test. A test that guesses a fair coin is right with
-    probability at most (1 + this) / 2.
+    """Returns an upper bound on TPR - FPR of any test. If the record is there with probability
+    1/2, a test is right with probability at most (1 + this) / 2.
 
     >>> round(TradeOff(np.log([3.0]), np.zeros(1)).total_variation, 6)  # at FPR 1/4
     0.5
@@ -80,12 +81,12 @@ class TradeOff(NamedTuple):
     return float(np.min((1 - odds + 2 * self.deltas * odds) / (1 + odds)))
 
   def mu(self, slack: float) -> float:
-    """The smallest mu found for which no test has a true positive rate above
-    Phi(Phi^-1(FPR) + mu) + slack; inf where the pairs bound none.
+    """Returns the smallest mu found for which no test has a true positive rate above
+    Phi(Phi^-1(FPR) + mu) + slack; inf if the pairs prove none.
 
-    Guarantee: an upper bound: delta(e^epsilon) is convex, so between two pairs it is below
-    their chord, and that of a Gaussian is above its tangents. Without slack no mu could be
-    read off a curve that ends.
+    Guarantee: an upper bound. Delta is convex in e^epsilon, so between two pairs it is below
+    their chord, and that of a Gaussian is above its tangents. The slack must be above 0, since
+    the pairs end at a largest epsilon.
     """
     validate.open_unit(slack=slack)
     enough = np.flatnonzero(self.deltas <= slack)
@@ -110,9 +111,9 @@ class TradeOff(NamedTuple):
     """Returns the corners of the trade-off curve: false positive rates, rising from 0 to 1, and
     the least false negative rate at each, [k] and [k].
 
-    The curve is the largest of the lines of pairs, so it is straight between two corners:
-    whoever draws lines between the points has the proved bound itself. Lines that differ only
-    at rates below 1e-12 are left out, which promises less.
+    Each pair gives lines, and the curve is the largest of them at each rate. So it is straight
+    between two corners, and lines drawn between the points are the proved bound itself. Lines
+    that matter only at rates below 1e-12 are left out, which claims less.
 
     >>> pair = TradeOff(np.log([4.0]), np.zeros(1))
     >>> [values.round(4).tolist() for values in pair.points()]  # slopes -4 and -1 / 4
@@ -129,16 +130,16 @@ class TradeOff(NamedTuple):
     # The flattest line ends at 0, below which there is no rate.
     corners.append(float(1 - deltas[-1]))
     alphas = np.unique(np.clip(corners, 0.0, 1.0))
-    # By the lines of the hull alone: with those that were left out a corner would lie higher
-    # than the lines between the points can bear.
+    # Rates at the corners come from the hull's lines alone. With lines that were left out, a
+    # corner could lie too high for the lines drawn to it to be a proved bound.
     hull = TradeOff(np.log(odds), deltas)
     return alphas, np.clip(1 - hull.true_positive_rate(alphas), 0.0, 1.0)
 
   def _hull(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns e^epsilon and delta of the pairs on the lower convex hull.
 
-    Delta is convex in e^epsilon, so the hull of upper bounds is one, and the pairs above it add
-    nothing to the curve.
+    Delta is convex in e^epsilon, so the hull of upper bounds is an upper bound, too. Pairs above
+    it add nothing to the curve.
     """
     kept: list[tuple[float, float]] = []
     # Lines with a smaller delta, or steeper ones, do not matter for rates in float64.
@@ -200,8 +201,7 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
 
 
 def pairs_of(profile: Profile, slack: float) -> TradeOff:
-  """Returns many pairs of a privacy profile: dense up to where delta is `slack`, then up to
-  200.
+  """Returns pairs of a privacy profile: dense up to where delta is `slack`, then up to 200.
 
   Args:
     profile: epsilons -> deltas, such as that of `privacy_profile`.
@@ -221,8 +221,7 @@ def pairs_of(profile: Profile, slack: float) -> TradeOff:
 
 
 def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
-  """Returns the pairs (epsilon, delta) that are proved for an event, at many epsilons from
-  0 to 200.
+  """Returns pairs (epsilon, delta) proved for an event, at many epsilons from 0 to 200.
 
   Args:
     event: event of the whole run.

@@ -8,8 +8,8 @@
   `remove_probs`, `remove_infinity_mass`, and the same with `add_` where adding a record differs
   from removing it. All estimates are pessimistic.
 
-A file of a stranger's is read as data, never as code, and refused in one line where it is no
-bound on any mechanism.
+An untrusted file is read as data, never as code. It is refused in one line if it cannot bound any
+mechanism.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
   """Returns false positive rates and the least false negative rate at each, [k] and [k].
 
   Raises:
-    UserError: no such file, another header, what is no number, NaN, a rate outside [0, 1],
-      rates that do not rise from 0 to 1, and betas that rise, that are above 1 - alpha, or that
-      are not convex: no mechanism has such a curve.
+    UserError: the file cannot be read; its header differs; an entry is no number in [0, 1]; the
+      alphas do not rise from 0 to 1; or no mechanism has such betas: they rise, are above
+      1 - alpha, or are not convex.
 
   >>> import tempfile
   >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
@@ -120,12 +120,10 @@ def write_losses(
 ) -> bool:
   """Writes the privacy loss distribution of an event as npz, atomically; see `read_losses`.
 
-  Guarantee: pessimistic: what the rounding of its convolutions could take away is added to the
-  mass at infinity.
+  Guarantee: an upper bound. What rounding could take away is added to the mass at infinity.
 
   Returns:
-    False, and writes nothing, where an accountant has none: by Renyi DP, and for replaced
-    records that are accounted as one removed and one added.
+    Whether it wrote the file. It writes none if `loss_distribution` is None, as for Renyi DP.
 
   Raises UserError as `epsilon` does.
   """
@@ -239,7 +237,7 @@ def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses
     raise UserError(
       f"{place}: {name}_probs and {name}_infinity_mass must sum to 1, not {total!r}"
     )
-  # What lacks by rounding is lost for good: many copies would lack much.
+  # Mass that rounding took away is added at infinity: over many copies it would become much.
   infinity_mass = min(1.0, infinity_mass + max(0.0, 1 - total))
   masses = LossMasses(interval, int(lowest), np.array(probs, float), infinity_mass)
   return _lifted(masses, f"{place}: {name}_probs")

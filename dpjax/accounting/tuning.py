@@ -1,13 +1,13 @@
 """The cost of choosing the best of several private runs, and how many runs to make.
 
-Trying a fixed number k of settings and keeping the best costs about k times one run. A
-RANDOM number of trials, kept secret, costs little more than twice one run (Papernot and
-Steinke 2022, arXiv:2110.03620). Their conditions, all of them ours to keep:
+Trying a fixed number k of settings and keeping the best costs about k times one run. A RANDOM
+number of trials, kept secret, can cost little more than two runs (Papernot and Steinke 2022,
+arXiv:2110.03620). The proof needs these conditions, which no accountant can check:
 
 - the number of trials is drawn by `draw_trials`, from a distribution fixed beforehand;
 - every trial draws its setting at random, independently of the data, and its own noise;
 - only the best trial is released: not the others, nor their scores, nor their number;
-- the score looks at public data and at the released output, or is accounted in the event.
+- the score uses only public data and the released output, or its cost is part of the event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpjax.validate import UserError, Verbatim
 def select_rdp(
   orders: Sequence[float], rdp: np.ndarray, *, mean_trials: float, shape: float = 1.0
 ) -> np.ndarray:
-  """The Renyi divergence of the best of K runs, by order, from that of one run.
+  """Returns the Renyi divergence of the best of K runs at each order, from that of one run.
 
   Args:
     orders: Renyi orders, all > 1.
@@ -57,13 +57,13 @@ def select_rdp(
   gamma = stopping_prob(mean_trials, shape)
   constant = (1 + shape) * np.min((1 - 1 / order) * rdp - math.log(gamma) / order)
   at_each = rdp + math.log(_mean(gamma, shape)) / (order - 1) + constant
-  # Divergences grow with the order, so that of a larger one is a bound, too.
+  # Divergences grow with the order, so a bound at a larger order holds at a smaller one, too.
   later = [np.min(at_each[order >= alpha]) for alpha in order]
   return np.array(later)
 
 
 def stopping_prob(mean_trials: float, shape: float) -> float:
-  """gamma of the truncated negative binomial distribution with this mean, rounded down.
+  """Returns gamma of the truncated negative binomial distribution with this mean, rounded down.
 
   >>> stopping_prob(10.0, 1.0)
   0.1
@@ -91,7 +91,7 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
 
 
 def _mean(gamma: float, shape: float) -> float:
-  """E[K] of definition 1: shape (1 - g) / (g (1 - g^shape)), with its limit at shape 0."""
+  """Returns E[K] of definition 1, shape (1 - g) / (g (1 - g^shape)), or its limit at shape 0."""
   if gamma == 1:
     return 1.0
   log_gamma = math.log(gamma)
@@ -102,10 +102,10 @@ def _mean(gamma: float, shape: float) -> float:
 
 
 def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 1.0) -> int:
-  """Draws how many runs to make; keep the number secret.
+  """Draws how many runs to make. Keep the number secret.
 
   Args:
-    rng: in a release, seeded by the operating system, as the number must be unknown.
+    rng: random generator; seed it from the operating system, as nobody may know the number.
     mean_trials: E[K] >= 1.
     shape: 1: geometric; 0: logarithmic; inf: Poisson (which may say 0: then nothing is
       released); any other: truncated negative binomial, P(K=k) prop. to
@@ -132,8 +132,7 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
 
 
 def check_trials(mean_trials: float, shape: float) -> None:
-  """Raises UserError unless a number of trials can have this distribution; see
-  `draw_trials`."""
+  """Raises UserError unless `draw_trials` has a distribution with these parameters."""
   validate.positive(mean_trials=mean_trials)
   if mean_trials < 1:
     raise UserError("must be >= 1", field="mean_trials", value=mean_trials)

@@ -1,9 +1,9 @@
 """Renyi divergences of noisy votes that depend on the votes, and their smooth sensitivity.
 
 Teachers that agree are likely to agree on a neighbouring data set, too. Then an answer costs
-less than its data-independent bound. How much less depends on the votes, so the number is
-itself private: `epsilon` of a run never uses it. It may be shown to who holds the data. It may
-be published through `SmoothSensitivity`, which adds noise and costs privacy of its own.
+less than its data-independent bound. How much less depends on the votes, so this cost is itself
+private, and `epsilon` of a run never uses it. The holder of the data may see it. To publish it
+use `SmoothSensitivity`, which adds noise and has a privacy cost of its own.
 
 A neighbour is a data set in which ONE teacher votes differently: one count is lower by one and
 another higher by one. `orders` are Renyi orders above 1, and `std` is the noise on each count.
@@ -34,9 +34,9 @@ _LEAST_LOG = -700.0
 
 
 def log_prob_of_others(counts: Sequence[float] | np.ndarray, std: float) -> float:
-  """Returns a bound on the log probability that noisy votes elect another class.
+  """Returns a bound on the log probability that noisy votes elect another class than the votes.
 
-  It is a union bound over pairs (proposition 7).
+  It is a union bound over the other classes (proposition 7).
 
   Args:
     counts: votes for each class, [K].
@@ -50,7 +50,7 @@ def log_prob_of_others(counts: Sequence[float] | np.ndarray, std: float) -> floa
   winner = int(np.argmax(counts))
   gaps = counts[winner] - np.delete(counts, winner)
   pairs = stats.norm.logsf(gaps, scale=math.sqrt(2) * std)
-  # The chance of the plurality is never below that of a blind guess.
+  # The class with most votes wins at least as often as each other, so at least 1 time in K.
   union: Any = special.logsumexp(pairs)
   return min(float(union), math.log1p(-1 / len(counts)))
 
@@ -60,13 +60,14 @@ def gaussian_votes_rdp(
 ) -> np.ndarray:
   """Bounds the Renyi divergence of a noisy plurality whose likely answer is known.
 
-  Theorem 6 with the orders of proposition 10; the data-independent order / std^2 where these
-  do not apply or are worse. The bound is of D(M(votes) || M(neighbour)), for these votes and
+  It is theorem 6 with the orders of proposition 10, or the data-independent order / std^2 where
+  theorem 6 does not apply or is worse. It bounds D(M(votes) || M(neighbour)) for these votes and
   any neighbour.
 
   Args:
     log_q: log probability, or a bound on it, that the answer is not the likely one.
-    std: as if two counts moved by one each; sqrt(2) times the noise for one number.
+    std: noise on each of two counts that a neighbour changes by one. For a single number that
+      changes by one, pass sqrt(2) times its noise.
 
   Returns:
     Divergences [len(orders)].
@@ -81,7 +82,7 @@ def gaussian_votes_rdp(
     raise UserError("must be a log probability, <= 0", field="log_q", value=log_q)
   independent = orders / std**2
   if log_q == -math.inf:
-    # An answer without alternatives tells nothing.
+    # An answer that is certain reveals nothing.
     return np.zeros(len(orders))
   applies = _applies(log_q, std, orders)
   if not applies.any():
@@ -106,7 +107,7 @@ def threshold_rdp(
   """
   log_above = float(stats.norm.logsf(threshold - count, scale=std))
   log_below = float(stats.norm.logcdf(threshold - count, scale=std))
-  # The noisy number moves by one, not by two counts of one each: sensitivity 1, not sqrt(2).
+  # One number changes by one, so the sensitivity is 1, where that of two counts is sqrt(2).
   return gaussian_votes_rdp(min(log_above, log_below, 0.0), math.sqrt(2) * std, orders)
 
 
@@ -205,13 +206,13 @@ def _cost(log_q: float, std: float, order: float) -> float:
 
 
 def _moved(log_q: float, std: float, num_classes: int, by: int) -> float:
-  """Returns the bound on log q after one teacher changed its vote, for the worse (1) or better
-  (-1)."""
+  """Returns the bound on log q after one teacher changed its vote: `by` 1 makes the answer less
+  likely, -1 more likely."""
   others = num_classes - 1
   # Proposition 7 for a gap that is two votes wider or narrower, in every pair at once.
   height = special.erfcinv(2 * math.exp(max(log_q, _LEAST_LOG)) / others) - by / std
   if height > 20:
-    # erfc is no float64 here; its logarithm is.
+    # Here erfc is below the smallest float64, and its logarithm is not.
     return float(math.log(others) + stats.norm.logsf(height * math.sqrt(2)))
   return min(0.0, math.log(others / 2 * special.erfc(height)))
 
@@ -238,11 +239,11 @@ def votes_sensitivity(
     order: Renyi order of the cost.
 
   Returns:
-    [num_teachers]: entry d bounds how much the cost of any votes that d teachers could make
-    differs from that of a neighbour.
+    [num_teachers]: entry d is for all votes that a change by d teachers can give. It bounds how
+    much their cost differs from that of a neighbour.
 
   Raises:
-    UserError: votes that are no integers, or of another number of teachers.
+    UserError: votes that are no integers, or whose sum is not `num_teachers`.
 
   >>> votes_sensitivity([30, 0, 0], num_teachers=30, std=4.0, order=6.0).round(4)[:3]
   array([0.0017, 0.0042, 0.01  ])
@@ -279,10 +280,10 @@ def votes_sensitivity(
 
 @functools.lru_cache(maxsize=64)
 def conditions_hold(*, std: float, num_classes: int, order: float) -> bool:
-  """Whether conditions C5 and C6 of algorithm 3 hold, at 2,000 probabilities.
+  """Whether conditions C5 and C6 of algorithm 3 hold at 2,000 probabilities q.
 
-  The cost must not fall in q up to q0; nor may its change by one teacher, up to q1. The paper
-  checks both by numbers, too: neither is proved for all settings.
+  As q rises to q0, the cost must not fall; as q rises to q1, nor may the change of the cost by
+  one teacher. The paper, too, checks both numerically: neither is proved for all settings.
 
   >>> conditions_hold(std=40.0, num_classes=10, order=14.0)
   True
@@ -307,12 +308,11 @@ def conditions_hold(*, std: float, num_classes: int, order: float) -> bool:
 class SmoothSensitivity:
   """Publishes a number about votes: Gaussian noise relative to its smooth sensitivity.
 
-  Guarantee: Renyi DP of every order in (1, 1 / (2 beta)), under the relation by which one
-  record changes one teacher; `event` states it. Theorem 23, which is tight to Nissim,
-  Raskhodnikova and Smith 2007.
+  Guarantee: Renyi DP of every order in (1, 1 / (2 beta)), under a relation by which one record
+  changes one teacher. Theorem 23 (after Nissim, Raskhodnikova and Smith 2007).
 
   Args:
-    beta: how fast far away sensitivities stop to count, a teacher; > 0.
+    beta: rate > 0; the sensitivity at distance d counts e^(-beta d) times.
     noise_multiplier: standard deviation of the noise, in smooth sensitivities.
 
   >>> SmoothSensitivity(beta=0.02, noise_multiplier=8.0).sensitivity(np.array([0.1, 0.3]))
@@ -326,12 +326,12 @@ class SmoothSensitivity:
     validate.positive(beta=self.beta, noise_multiplier=self.noise_multiplier)
 
   def sensitivity(self, local: np.ndarray) -> float:
-    """Returns the smooth sensitivity of a number whose local ones by distance are `local`."""
+    """Returns the smooth sensitivity of a number; local[d] is its sensitivity at distance d."""
     discounts = np.exp(-self.beta * np.arange(len(local)))
     return float(np.max(local * discounts))
 
   def rdp(self, orders: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns the Renyi divergences [len(orders)]; infinite where nothing is proved."""
+    """Returns the Renyi divergence at each order; infinite where no bound is proved."""
     orders = _orders(orders)
     rdp = np.full(len(orders), math.inf)
     inside = orders * 2 * self.beta < 1

@@ -1,9 +1,9 @@
 """Mechanisms that answer one question privately, and the budget that they spend.
 
-Each is a frozen dataclass of public fields, called as `mechanism(key, data)`. Each says
-what it guarantees, under which neighbouring relation, and gives `.event(relation)` for
-`dpjax.accounting`: the relation defaults to add_or_remove_one, as it does there, and a
-mechanism that is private under another relation refuses that default.
+Each is a frozen dataclass of public fields, called as `mechanism(key, data)`. Its docstring states
+the guarantee and the neighbouring relation. `.event(relation)` is its event for `dpjax.accounting`.
+The relation defaults to add_or_remove_one, as it does there; a mechanism that is private under
+another relation only raises for this default.
 
 | question                  | mechanism                                              |
 | ------------------------- | ------------------------------------------------------ |

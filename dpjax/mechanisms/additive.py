@@ -1,11 +1,11 @@
 """Noise added to a number or a vector: Laplace, classic Gaussian, analytic Gaussian.
 
-Noise is `dpjax.noise`'s, in the float type of the value (at least float32), and outputs are
-rounded to a public grid; `finite` says what that leaves open. Laplace noise ends at 133
-scales and Gaussian noise here at 16.3 standard deviations, which 2^-191 of the mass lie
-beyond: in delta that costs at most e^epsilon 2^-191 for each coordinate, stated by
-`Gaussian.delta`. `Gaussian.calibrated` refuses a delta that a million coordinates' tails
-would raise by 0.1 %.
+Noise is drawn by `dpjax.noise`, in the float type of the value (at least float32), and outputs are
+rounded to a public grid; the module `finite` says what is not proved about this. Laplace noise ends
+at 133 scales. Gaussian noise ends here at 16.3 standard deviations, with 2^-191 of the mass beyond.
+This costs at most e^epsilon 2^-191 of delta for each coordinate, which `Gaussian.delta` includes
+for one. `Gaussian.calibrated` refuses a delta so small that the tails of a million coordinates
+would raise it by more than 0.1 %.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dpjax.noise import source
 from dpjax.validate import UserError, Verbatim
 
 METHODS = ("analytic", "classic")
-# Standard deviations below which float64 holds no mass of a Gaussian.
+# Below this many standard deviations the normal distribution function is 0 in float64.
 _NO_MASS = -1e3
 # Rounding of one term in a sum of logarithms.
 _ROUNDING = 4e-16
 # Range of the searched logarithm of a noise multiplier.
 _LOG_RANGE = (-20.0, 35.0)
-# Logarithm of the mass that Gaussian noise lacks beyond its ends.
+# Logarithm of the mass of a Gaussian beyond the ends of the noise.
 _LOG_TAIL = -191 * math.log(2)
-# Share of delta for the tails of one coordinate: a million coordinates cost 0.1 %.
+# Largest share of delta for the tails of one coordinate: a million of them cost 0.1 % of delta.
 _TAIL_SHARE = 1e-9
 
 
@@ -40,8 +40,8 @@ _TAIL_SHARE = 1e-9
 class Laplace:
   """Adds Laplace noise of scale l1_sensitivity / epsilon to every coordinate of a value.
 
-  Guarantee: (epsilon, 0)-DP when one record moves `value` by at most `l1_sensitivity` in
-  the L1 norm, under `neighboring_relation`. There is no delta.
+  Guarantee: (epsilon, 0)-DP if one record moves `value` by at most `l1_sensitivity` in the L1
+  norm, under `neighboring_relation`.
   Source: Dwork, McSherry, Nissim and Smith 2006; Dwork and Roth 2014, theorem 3.6.
 
   | input                        | outcome                               |
@@ -70,7 +70,7 @@ class Laplace:
 
   @property
   def scale(self) -> float:
-    """Mean absolute value of the noise; its standard deviation is sqrt(2) times that."""
+    """Returns the mean absolute value of the noise; its std is sqrt(2) times that."""
     return float(self.l1_sensitivity) / float(self.epsilon)
 
   def __call__(self, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -83,7 +83,7 @@ class Laplace:
     return finite.noised(source.laplace, key, high, low, self.scale)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.laplace_event(
       1 / float(self.epsilon), self.neighboring_relation, neighboring_relation
     )
@@ -91,13 +91,12 @@ class Laplace:
 
 @dataclasses.dataclass(frozen=True)
 class Gaussian:
-  """Adds Gaussian noise of std noise_multiplier * l2_sensitivity to every coordinate of a
-  value.
+  """Adds Gaussian noise of std noise_multiplier * l2_sensitivity to every coordinate of a value.
 
-  Guarantee: (epsilon, delta)-DP for every epsilon >= 0, with delta =
-  `gaussian_delta(noise_multiplier, epsilon)`, exactly, and e^epsilon 2^-191 per coordinate
-  for the finite tails, when one record moves `value` by at most `l2_sensitivity` in the L2
-  norm, under `neighboring_relation`.
+  Guarantee: if one record moves `value` by at most `l2_sensitivity` in the L2 norm, under
+  `neighboring_relation`, it is (epsilon, delta)-DP for every epsilon >= 0. Delta is
+  `gaussian_delta(noise_multiplier, epsilon)`, which is exact for real noise, plus
+  e^epsilon 2^-191 for each coordinate, because the tails are finite.
   Source: Balle and Wang 2018, arXiv:1805.06530, theorem 8. Edge cases: see `Laplace`.
 
   >>> mechanism = Gaussian.calibrated(epsilon=2.0, delta=1e-5, l2_sensitivity=3.0)
@@ -128,14 +127,15 @@ class Gaussian:
     neighboring_relation: str = "add_or_remove_one",
     method: str = "analytic",
   ) -> Gaussian:
-    """Returns the least noise that is (epsilon, delta)-DP; `method="classic"` gives more
-    than that."""
+    """Returns the mechanism with the least noise that is (epsilon, delta)-DP.
+
+    `method="classic"` uses the textbook formula, which gives more noise."""
     validate.one_of(METHODS, method=method)
     formula = (
       analytic_noise_multiplier if method == "analytic" else classic_noise_multiplier
     )
     mechanism = cls(formula(epsilon, delta), l2_sensitivity, neighboring_relation)
-    # The product may underflow, and 0 has no logarithm.
+    # The product may underflow to 0, which has no logarithm.
     if float(epsilon) + _LOG_TAIL > math.log(delta * _TAIL_SHARE or 5e-324):
       raise UserError(
         f"too small beside e^{epsilon!r} 2^-191, the tails of finite noise",
@@ -146,11 +146,11 @@ class Gaussian:
 
   @property
   def std(self) -> float:
-    """Standard deviation of the noise."""
+    """Returns the standard deviation of the noise on each coordinate."""
     return float(self.noise_multiplier) * float(self.l2_sensitivity)
 
   def delta(self, epsilon: float) -> float:
-    """The delta at `epsilon`, for one coordinate."""
+    """Returns delta at `epsilon` for a value of one coordinate; its finite tails are included."""
     exact = gaussian_delta(self.noise_multiplier, epsilon)
     return min(1.0, exact + math.exp(min(0.0, float(epsilon) + _LOG_TAIL)))
 
@@ -165,16 +165,16 @@ class Gaussian:
     return finite.noised(draw, key, high, low, self.std)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.gaussian_event(
       float(self.noise_multiplier), self.neighboring_relation, neighboring_relation
     )
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-  """The delta of Gaussian noise of std `noise_multiplier`, for sensitivity 1.
+  """Returns the delta at `epsilon` of real Gaussian noise of std `noise_multiplier`, sensitivity 1.
 
-  Exact up to a bound on the rounding, which is added: about 1e-15 of the answer's scale.
+  Exact up to a bound on the rounding error, which is added: about 1e-15 of the answer's scale.
   Source: Balle and Wang 2018, arXiv:1805.06530, equation 6.
 
   >>> round(gaussian_delta(1.0, 1.0), 4)
@@ -186,7 +186,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   epsilon = float(epsilon)
   half = 0.5 / noise_multiplier
   middle = epsilon * noise_multiplier
-  # Here log_ndtr and exp are 0; the least float above 0 is still no less than delta.
+  # Delta is below the least float above 0, which is returned as an upper bound.
   if half - middle < _NO_MASS:
     return math.ulp(0.0)
   log_near, log_far = map(
@@ -194,16 +194,16 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   )
   # Phi(near) - e^epsilon Phi(far) = Phi(near) (1 - e^...). In this form no digits cancel.
   difference = -math.expm1(min(0.0, epsilon + log_far - log_near))
-  # Added at the end, so that the answer errs on the private side.
+  # The bound on rounding is added, so that the answer is never too small.
   rounding = _ROUNDING * (1 + abs(log_near) + abs(log_far) + epsilon)
   delta = math.exp(log_near) * min(1.0, max(0.0, difference) + rounding)
   return max(delta, math.ulp(0.0))
 
 
 def analytic_noise_multiplier(epsilon: float, delta: float) -> float:
-  """The smallest std / sensitivity that is (epsilon, delta)-DP, for any epsilon > 0.
+  """Returns the smallest std / sensitivity that is (epsilon, delta)-DP, for any epsilon > 0.
 
-  Guarantee: on the private side: `gaussian_delta(answer, epsilon) <= delta`.
+  Guarantee: `gaussian_delta(answer, epsilon) <= delta`, rounding included.
   Source: Balle and Wang 2018, arXiv:1805.06530, algorithm 1 (here by bisection).
 
   >>> [round(analytic_noise_multiplier(e, 1e-3), 4) for e in (1.0, 8.0)]
@@ -227,9 +227,9 @@ def analytic_noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def classic_noise_multiplier(epsilon: float, delta: float) -> float:
-  """sqrt(2 ln(1.25 / delta)) / epsilon, which is proved for 0 < epsilon < 1 only.
+  """Returns sqrt(2 ln(1.25 / delta)) / epsilon, which is proved for 0 < epsilon < 1 only.
 
-  Raises UserError for epsilon >= 1. Beyond about 8 the formula is not merely unproved but false: at
+  Raises UserError for epsilon >= 1, where the formula is unproved. Above about 8 it is false: at
   epsilon 10 and delta 1e-5 the true epsilon is 10.39 (pitfall P24). Source: Dwork and Roth 2014,
   theorem A.1.
 
@@ -245,14 +245,16 @@ def classic_noise_multiplier(epsilon: float, delta: float) -> float:
       field="epsilon",
       value=epsilon,
     )
-  # A difference of logarithms, since 1.25 / delta overflows for subnormal delta.
+  # A difference of logarithms, since 1.25 / delta could overflow for a tiny delta.
   return math.sqrt(2 * (math.log(1.25) - math.log(delta))) / float(epsilon)
 
 
 def calibrated(
   *, epsilon: float, delta: float, l1: float, l2: float, neighboring_relation: str
 ) -> Laplace | Gaussian:
-  """Laplace noise where delta is 0, analytic Gaussian noise otherwise.
+  """Returns `Laplace` noise if delta is 0, else analytic `Gaussian` noise.
+
+  `l1` and `l2` are the sensitivities of the value in the L1 and the L2 norm.
 
   >>> calibrated(epsilon=1.0, delta=0, l1=2.0, l2=1.5, neighboring_relation="replace_one")
   Laplace(epsilon=1.0, l1_sensitivity=2.0, neighboring_relation='replace_one')

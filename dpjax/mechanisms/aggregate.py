@@ -1,12 +1,12 @@
-"""Sample and aggregate: any function of several disjoint shards, made private at the end.
+"""Sample and aggregate: a function of disjoint shards, whose outputs are combined privately.
 
-The records are cut into `num_shards` disjoint shards of equal size, at random; what is left
-over is used by no shard. One record then sits in at most one shard, so exchanging it changes
-at most one of the shards' outputs, whatever the function does. The function itself needs no
-sensitivity, but its outputs must be bounded: the mean of unclipped outputs has none.
+The records are cut at random into `num_shards` disjoint shards of equal size; records left over are
+in no shard. So a record is in at most one shard, and exchanging it changes at most one of the
+shards' outputs, whatever the function does. The function needs no sensitivity. Its outputs are
+clipped, because the mean of unbounded outputs would have no sensitivity.
 
-Both are private under replace_one only: shards are drawn from the records' places. With one
-record more or fewer all of them could be cut differently, so add_or_remove_one is refused.
+Both mechanisms are private under replace_one only. Shards follow from the number of records: with
+one record more or fewer all of them could change, so add_or_remove_one is refused.
 
 Source: Nissim, Raskhodnikova and Smith 2007; the vote: Papernot et al. 2017,
 arXiv:1610.05755 (PATE).
@@ -69,7 +69,7 @@ class SampleAndAggregateMean:
     self.noise(1)
 
   def noise(self, num_coordinates: int) -> Laplace | Gaussian:
-    """Returns the scale of the noise on the mean of outputs with `num_coordinates` entries."""
+    """Returns the mechanism whose noise the mean gets, for outputs of `num_coordinates` entries."""
     validate.integer_at_least(1, num_coordinates=num_coordinates)
     return self._noise(num_coordinates, (self.upper - self.lower) / int(self.num_shards))
 
@@ -97,14 +97,13 @@ class SampleAndAggregateMean:
     upper = float(self.upper)
     k = int(self.num_shards)
     shares = finite.units("fn", outputs, lower, upper)
-    # Noise goes on the exact sum of the shards' outputs, where one shard counts for at most
-    # 1.
+    # Noise is added to the exact sum of relative outputs, which one shard moves by at most 1.
     noise = self._noise(shares[0].size, 1.0)
     total = noise.on(for_noise, *finite.total(shares))
     return lower + (upper - lower) * (total / k)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting` of one call, for any number of coordinates."""
+    """Returns the event for `dpjax.accounting` of one call, for any number of coordinates."""
     return self.noise(1).event(neighboring_relation)
 
 
@@ -140,11 +139,11 @@ class SampleAndAggregateVote:
 
   @property
   def selection(self) -> ReportNoisyMax:
-    """Mechanism that chooses the winner from the counts."""
+    """Returns the mechanism that chooses the winner from the counts."""
     return ReportNoisyMax(self.epsilon, neighboring_relation=_RELATION, noise=self.noise)
 
   def counts(self, votes: jax.Array) -> jax.Array:
-    """Counts votes [k, *queries] -> counts [*queries, num_classes]; not private."""
+    """Counts the votes of k shards: [k, *queries] -> [*queries, num_classes]. Not private."""
     hits = votes[..., None] == jnp.arange(int(self.num_classes))[(None,) * votes.ndim]
     return jnp.sum(hits, axis=0)
 
@@ -162,7 +161,7 @@ class SampleAndAggregateVote:
   def event(
     self, neighboring_relation: str = "add_or_remove_one", *, num_queries: int = 1
   ) -> stated.DpEvent:
-    """Event for `dpjax.accounting` of `num_queries` released labels."""
+    """Returns the event for `dpjax.accounting` of `num_queries` released labels."""
     validate.integer_at_least(1, num_queries=num_queries)
     event = self.selection.event(neighboring_relation)
     return accounting.composed(event, int(num_queries))
@@ -175,9 +174,9 @@ def _check_few(**named: int) -> None:
 
 
 def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
-  """Disjoint random shards of equal size: leaves [n, ...] -> [num_shards, n // k, ...].
+  """Returns disjoint random shards of equal size: leaves [n, ...] -> [num_shards, size, ...].
 
-  Raises UserError for fewer records than shards, or leaves that disagree about n.
+  `size` is n // num_shards. Raises UserError for fewer records than shards, or unequal n.
 
   >>> sorted(shards(jax.random.key(0), jnp.arange(4), 2).reshape(-1).tolist())
   [0, 1, 2, 3]

@@ -1,11 +1,11 @@
 """Means, histograms and quantiles of bounded numbers.
 
-Values are clipped into public bounds first, so that a sensitivity exists; a NaN counts as
-the middle of them. Where one call releases several numbers, one epsilon covers all of them.
+Values are clipped into public bounds first, so that a sensitivity exists; a NaN counts as the
+middle of the bounds. If one call releases several numbers, one epsilon covers all of them.
 
-A clipped value is rounded to one of 2^23 (in float64: 2^38; quantiles: 2^30) equal parts of
-the bounds, each by itself, which moves no sensitivity; from there on sums and ranks are
-integers, so that no rounding of a sum adds to what one record can do. At most 2^24 records.
+Each clipped value is rounded by itself to a multiple of 2^-23 of the bounds' width (in float64
+2^-38, for quantiles 2^-30), which raises no sensitivity. Sums and ranks are then integers, so that
+rounding of a sum cannot add to the effect of one record. There may be at most 2^24 records.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class _Clipped:
   upper: float
 
   def _shares(self, values: jax.Array) -> jax.Array:
-    """Clips `values` [n] and returns their relative position from `lower` to `upper`, in
-    [0, 1]."""
+    """Clips `values` [n] and returns their relative positions in [lower, upper]: 0 to 1, [n]."""
     numbers = finite.array("values", values)
     if numbers.ndim != 1:
       raise UserError(f"must have shape [n], not {numbers.shape}", field="values")
@@ -54,10 +53,10 @@ class _Clipped:
 class BoundedMean(_Clipped):
   """Mean of numbers clipped into [lower, upper].
 
-  Guarantee: (epsilon, delta)-DP; Laplace noise where delta is 0, else analytic Gaussian.
-  Under replace_one the number of records n is public and the noise is scaled by
-  (upper - lower) / n. Under add_or_remove_one n is private: the sum of the centred values
-  and the count are released together, and what is returned is their quotient.
+  Guarantee: (epsilon, delta)-DP, by Laplace noise if delta is 0, else by analytic Gaussian noise.
+  Under replace_one the number of records n is public, and the noise is scaled by
+  (upper - lower) / n. Under add_or_remove_one n is private: the sum of the centred values and the
+  count get noise together, and the result is computed from their quotient.
   Source: Dwork and Roth 2014, section 3.3.
 
   | input                         | outcome                                           |
@@ -82,8 +81,8 @@ class BoundedMean(_Clipped):
     self.noise(num_records=1)
 
   def noise(self, *, num_records: int) -> Laplace | Gaussian:
-    """Returns the noise of the mean; under add_or_remove_one that of the pair (centred sum,
-    count)."""
+    """Returns the mechanism that adds the noise: to the mean, or under add_or_remove_one to the
+    pair (centred sum, count)."""
     if self.neighboring_relation == "add_or_remove_one":
       # One record adds its centred value, in [-1, 1], and 1 to the count.
       l1 = 2.0
@@ -119,12 +118,12 @@ class BoundedMean(_Clipped):
     high = jnp.stack([2 * whole - count, count])
     low = jnp.stack([2 * fraction, jnp.zeros_like(fraction)])
     total, count = self.noise(num_records=1).on(key, high, low)
-    # The noisy count may be near 0, or negative.
+    # The noisy count may be near 0 or negative, so the divisor is at least 1.
     mean = (lower + upper) / 2 + (upper - lower) / 2 * (total / jnp.maximum(count, 1))
     return jnp.clip(mean, lower, upper)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return self.noise(num_records=1).event(neighboring_relation)
 
 
@@ -132,8 +131,8 @@ class BoundedMean(_Clipped):
 class Histogram:
   """Counts of records in each of `num_bins` bins, all at once.
 
-  Guarantee: (epsilon, delta)-DP; Laplace noise where delta is 0, else analytic Gaussian.
-  One epsilon covers all bins, for a record lies in one of them (under replace_one in two).
+  Guarantee: (epsilon, delta)-DP, by Laplace noise if delta is 0, else by analytic Gaussian noise.
+  One epsilon covers all bins, as one record changes one count (under replace_one two) by 1.
   Source: Dwork and Roth 2014, example 3.2.
 
   | input                       | outcome                             |
@@ -162,7 +161,7 @@ class Histogram:
 
   @property
   def noise(self) -> Laplace | Gaussian:
-    """Returns the scale of the noise on the exact counts."""
+    """Returns the mechanism that adds noise to the exact counts."""
     relation = self.neighboring_relation
     return calibrated(
       epsilon=self.epsilon,
@@ -181,17 +180,16 @@ class Histogram:
       )
     k = int(self.num_bins)
     places = finite.indices("bins", array, -1, k)
-    # Values outside the bins get a bin of their own, which is cut off.
+    # Values outside the bins go to an extra bin, which is dropped.
     places = jnp.where(places < 0, k, places)
     return jnp.bincount(places, length=k + 1)[:k]
 
   def __call__(self, key: jax.Array, bins: jax.Array) -> jax.Array:
-    """Returns the private counts [num_bins], not rounded; rounding or clipping them is
-    free."""
+    """Returns the private counts [num_bins], as floats; rounding or clipping them costs nothing."""
     return self.noise(key, self.counts(bins))
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return self.noise.event(neighboring_relation)
 
 
@@ -230,16 +228,16 @@ class Quantile(_Clipped):
 
   @property
   def scale(self) -> float:
-    """2 * sensitivity of the utility / epsilon."""
+    """Returns 2 * (sensitivity of the utility) / epsilon."""
     if self.neighboring_relation == "replace_one":
       return 2 / float(self.epsilon)
     return 2 * max(float(self.quantile), 1 - float(self.quantile)) / float(self.epsilon)
 
   def intervals(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(edges [n + 2], log-weights [n + 1] of the intervals between); not private.
+    """Returns (edges [n + 2], log-weights [n + 1] of the intervals between them). Not private.
 
-    The edges are integers, 0 .. 2^30 (2^23 in float32) from `lower` to `upper`; the largest
-    log-weight is about 0.
+    Edges are integers from 0 for `lower` to 2^30 (2^23 in float32) for `upper`. Log-weights are
+    relative to the lowest misrank.
     """
     shares = self._shares(values)
     source.check_scale(self.scale, shares.dtype, "scale")
@@ -249,12 +247,11 @@ class Quantile(_Clipped):
     widths = jnp.diff(edges)
     target = float(self.quantile) * shares.size
     whole = math.floor(target)
-    # |apart - part| is the misrank
+    # The misrank |k - quantile * n| is |apart| + part: an integer and a fraction of constant sign.
     apart = jnp.arange(widths.size, dtype=jnp.int32) - whole
     part = jnp.where(apart > 0, whole - target, target - whole)
     apart = jnp.abs(apart)
-    # Subtracted as integers, exactly. An interval of width 0 has no mass, and does not
-    # count.
+    # Integers are subtracted exactly. Intervals of width 0 have no mass, so they are left out.
     apart = apart - jnp.min(jnp.where(widths > 0, apart, shares.size + 1))
     misrank = apart.astype(shares.dtype) + part.astype(shares.dtype)
     return edges, jnp.log(widths.astype(shares.dtype)) - misrank / self.scale
@@ -274,12 +271,12 @@ class Quantile(_Clipped):
     return jnp.clip(self._at(share), float(self.lower), float(self.upper))
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.pure_event(
       float(self.epsilon), self.neighboring_relation, neighboring_relation
     )
 
 
 def _parts(dtype: jnp.dtype) -> int:
-  """Number of equal parts of the bounds, to which quantiles are rounded."""
+  """Returns the number of equal parts of the bounds, to which quantiles are rounded."""
   return 2**30 if dtype == jnp.float64 else 2**23

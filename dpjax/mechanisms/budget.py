@@ -1,8 +1,8 @@
-"""A budget and its spending: sums for the same records, maxima for disjoint shards.
+"""A budget and what was spent of it, by basic composition.
 
-Amounts add up as the decimals that they were written as: 0.1 three times is exactly 0.3.
-This is the arithmetic of basic composition, which needs no accountant; where many charges
-have events, `dpjax.accounting.epsilon(ledger.event(), ...)` may prove much less.
+Charges on the same records add up; of charges on disjoint shards the largest counts. Amounts are
+added as decimals: 0.1 three times is exactly 0.3. No accountant is needed. If charges have events,
+`dpjax.accounting.epsilon(ledger.event(), ...)` may prove a much smaller epsilon.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Overspent(UserError):
 
 
 class OverlappingShards(UserError):
-  """Raised where a record is in two shards, so that parallel composition does not hold."""
+  """Raised for a record that is in two shards, so that parallel composition does not hold."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class ShardCharge:
   """A charge for the records of one shard.
 
   Args:
-    records: indices of the records, a range or any other collection of integers, fixed
-      without looking at the records' contents.
+    records: indices of the records, a range or any other collection of integers. They must not
+      depend on the contents of other records; see `BudgetLedger.spend_parallel`.
   """
 
   records: Iterable[int]
@@ -54,7 +54,7 @@ class ShardCharge:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetCharge:
-  """A line of the budget's ledger."""
+  """One charge in a `BudgetLedger`."""
 
   name: str
   epsilon: float
@@ -64,11 +64,11 @@ class BudgetCharge:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetLedger:
-  """A total of (epsilon, delta) and the charges against it; pure: spending returns a new one.
+  """A budget (epsilon, delta) and the charges against it; immutable: `spend` returns a new one.
 
-  Guarantee: all charges together are (epsilon, delta)-DP, when each is what it says it is
-  under `neighboring_relation`, adaptive choices included (sequential composition: Dwork and
-  Roth 2014, theorem 3.16; parallel composition: McSherry 2009).
+  Guarantee: all charged mechanisms together are (epsilon, delta)-DP, if each of them has the cost
+  that was charged under `neighboring_relation`. Each may be chosen by earlier results (sequential
+  composition: Dwork and Roth 2014, theorem 3.16; parallel composition: McSherry 2009).
 
   >>> ledger = BudgetLedger(epsilon=1.0)
   >>> for name, share in zip(("q1", "q2", "q3"), ledger.split(0.3, 0.3, 0.4)):
@@ -121,12 +121,11 @@ class BudgetLedger:
     delta: float = 0.0,
     event: stated.DpEvent | None = None,
   ) -> BudgetLedger:
-    """Returns the ledger with one more charge on all records: sequential composition, a
-    sum.
+    """Returns the ledger with one more charge on all records, which is added to the sum.
 
     Args:
-      event: what ran, for composition by an accountant; `mechanism.event(relation)`.
-    Overspent: the charge does not fit.
+      event: `mechanism.event(relation)` of what ran, for an accountant; None if there is none.
+    Raises Overspent if the charge does not fit.
     """
     _check_amounts(epsilon, delta)
     charge = BudgetCharge(name, epsilon, delta, event)
@@ -136,12 +135,11 @@ class BudgetLedger:
   def spend_parallel(
     self, name: str, shards: Sequence[ShardCharge], *, records_may_move: bool = False
   ) -> BudgetLedger:
-    """Returns the ledger with charges on disjoint shards: parallel composition, a maximum.
+    """Returns the ledger with charges on disjoint shards, of which the largest counts.
 
     Args:
-      records_may_move: what decides a record's shard. False: its place in the data, public
-        and the same for all data. True: its own contents or identity alone (a hash of its
-        user, its country).
+      records_may_move: False if a record's place in the data decides its shard, by a public rule.
+        True if its own contents or identity alone decide it (a hash of its user, its country).
 
     | relation            | by its place (False)        | by itself (True)                 |
     | ------------------- | --------------------------- | -------------------------------- |
@@ -151,9 +149,9 @@ class BudgetLedger:
     | replace_special     |                             | its shard changes the shard's    |
     |                     |                             | size, which is public there      |
 
-    Overspent: the charge does not fit. OverlappingShards: a record in two shards. UserError:
-    add_or_remove_one with shards by place; any other relation with shards by itself (account
-    under add_or_remove_one; exchanging a record is two such hops).
+    Raises Overspent if the charge does not fit, OverlappingShards for a record in two shards, and
+    UserError for what the table refuses. (Account for shards by themselves under
+    add_or_remove_one; exchanging a record is one removal and one addition.)
 
     >>> halves = [ShardCharge(range(0, 50), 0.3), ShardCharge(range(50, 100), 0.5)]
     >>> ledger = BudgetLedger(epsilon=1.0, neighboring_relation="replace_one")
@@ -170,7 +168,7 @@ class BudgetLedger:
     _check_disjoint([shard.records for shard in shards])
     self._check_placed(records_may_move)
     largest = lambda name: max((getattr(shard, name) for shard in shards), key=_exact)
-    # For unequal shards only epsilon and delta are used.
+    # If shards have different events, only epsilon and delta are kept.
     event = shards[0].event
     event = event if all(shard.event == event for shard in shards) else None
     return self.spend(name, epsilon=largest("epsilon"), delta=largest("delta"), event=event)
@@ -197,7 +195,7 @@ class BudgetLedger:
   def event(self) -> stated.DpEvent:
     """Returns all charges as one event, for `dpjax.accounting` under the same relation.
 
-    A charge without an event of its own counts as any mechanism of its epsilon would.
+    A charge without an event counts as the worst mechanism of its epsilon.
     Raises UserError for a charge with delta > 0 and no event.
 
     >>> ledger = BudgetLedger(epsilon=1.0).spend("a", epsilon=0.5)

@@ -1,10 +1,10 @@
 """Private mean and mean square of each channel over a whole data set.
 
-They normalise features (Tramèr and Boneh 2021, arXiv:2011.11660, `scatter_normalization` of
-their code): every example is averaged over its positions, which gives it one vector of means
-and one of mean squares; each vector is clipped to a norm, and the two sums get Gaussian noise.
-The norms are public numbers, or private medians of the vectors' norms, which are accounted for
-(the paper takes the exact ones, unaccounted).
+They normalise features (Tramèr and Boneh 2021, arXiv:2011.11660, `scatter_normalization` of their
+code). Each example is averaged over its positions, which gives one vector of means and one of mean
+squares. Each vector is clipped to a norm, and the two sums get Gaussian noise. The clip norms are
+public numbers, or private medians of the vectors' norms, which are accounted for. (The paper uses
+exact medians without accounting for them.)
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ VARIANCE_FLOOR = 1e-5
 
 
 class ChannelMoments(NamedTuple):
-  """Released statistics of channels."""
+  """Private statistics of channels, which may be released."""
 
   mean: jax.Array  # [C]
   mean_square: jax.Array  # [C]
-  clip_norms: jax.Array  # [2] of the vectors of means, of mean squares
+  clip_norms: jax.Array  # [2]: for the vectors of means, and for those of mean squares
 
   def standardizer(self) -> Callable[[jax.Array], jax.Array]:
     """Returns the function that normalises examples [b, ..., C] with these statistics."""
@@ -41,8 +41,7 @@ class ChannelMoments(NamedTuple):
 
 
 def standardized(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
-  """Computes (x - mean) / sqrt(variance + 1e-5) for each channel, the last axis: [..., C]
-  -> same.
+  """Computes (x - mean) / sqrt(variance + 1e-5) for each channel: [..., C] -> [..., C].
 
   A channel whose noisy variance is not positive becomes 0.
 
@@ -66,13 +65,13 @@ class ChannelStatistics(NoisyMeans):
   Args:
     normalize_by: public divisor of the noisy sums: the number of examples.
     noise_multiplier: std of the noise on each of the two sums / the clip norm of its vectors.
-    median_epsilon: spent on each of the two clip norms, where they are private medians.
+    median_epsilon: epsilon of each of the two clip norms, if they are private medians.
     clip_norms: public norms (of an example's means, of its mean squares), or () for medians.
 
-  Guarantee: what is released is no worse than ONE Gaussian sum of the noise multiplier that
-  `event` states, with one example in at most one row, which is all of its influence: no
-  example is sampled. Clipped sums are sums of integers, so no rounding adds to the bound.
-  An example that is an empty record is left out of `x` (its place stays in `normalize_by`).
+  Guarantee: the whole release costs no more than ONE Gaussian sum of the noise multiplier that
+  `event` states, if an example influences at most one row of `x`. There is no sampling. Clipped
+  sums are sums of integers, so rounding adds nothing to the bound. Under replace_special leave an
+  empty record out of `x` (it still counts in `normalize_by`).
 
   | example                        | outcome                                    |
   | ------------------------------ | ------------------------------------------ |
@@ -91,16 +90,16 @@ class ChannelStatistics(NoisyMeans):
   vectors = ("means", "mean squares")
 
   def noisy_mean(self, key: jax.Array, rows: jax.Array, clip_norm: Array) -> jax.Array:
-    """Returns the noisy mean of `rows` [n, C], each clipped: [C]."""
+    """Clips each of `rows` [n, C], and returns their noisy mean, [C]."""
     return self.noisy_mean_of(key, *clipped_total(rows, clip_norm), clip_norm)
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> ChannelMoments:
-    """Returns the statistics of `x` [n, ..., C], where each row is one example; `Rows` are
-    read once, in chunks."""
+    """Returns the statistics of `x` [n, ..., C], one row for each example. `Rows` are read once,
+    in chunks."""
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> ChannelMoments:
-    """Returns the same statistics: neither sum depends on the other."""
+    """Returns the same as calling it: here no sum depends on earlier releases (`before`)."""
     return _released(self, self.own_key(key), channel_moments(x))
 
   def statement(self, unit: str = "example") -> str:
@@ -128,10 +127,9 @@ def _released(
 
 
 def channel_moments(x: ArrayLike | Rows) -> jax.Array:
-  """Returns, for each example, mean and mean square over positions: [n, ..., C] -> [n, 2,
-  C].
+  """Returns each example's mean and mean square over positions: [n, ..., C] -> [n, 2, C].
 
-  In float32, by chunks of examples where `x` lies on the host. Not private.
+  Computed in float32, in chunks of examples. Not private.
 
   >>> channel_moments(jnp.array([[[1.0], [3.0]]])).tolist()
   [[[2.0], [5.0]]]
@@ -145,14 +143,14 @@ def channel_moments(x: ArrayLike | Rows) -> jax.Array:
       field="x",
     )
   parts = [_moments(chunk)[:count] for chunk, count in chunks(array)]
-  # Without examples there is no chunk to concatenate.
+  # The empty array is needed if there are no examples, and so no chunks.
   return jnp.concatenate([jnp.zeros((0, 2, array.shape[-1]), jnp.float32), *parts])
 
 
 @jax.jit
 def _moments(x: jax.Array) -> jax.Array:
   """Returns the moments [n, positions, C] -> [n, 2, C]."""
-  # Each example separately: its last digits must not depend on the others.
+  # One example at a time, so that no example changes the rounding of another.
   return jax.lax.map(
     lambda example: jnp.stack([example.mean(0), jnp.square(example).mean(0)]), x
   )

@@ -1,7 +1,7 @@
 """Sums of feature vectors, class by class, in one Gaussian release.
 
-The release behind private synthesis from a kernel mean (Harder, Adamczewski and Park 2021,
-arXiv:2002.11603): each record (x, y) adds its feature vector f(x), of norm at most 1 (in units of
+Private synthesis from a kernel mean is built on it (Harder, Adamczewski and Park 2021,
+arXiv:2002.11603). Each record (x, y) adds its feature vector f(x), of norm at most 1 (in units of
 `feature_norm`), to the row of its class y. All rows together are one vector, v(x, y) = e_y f(x)^T.
 
 Sensitivity
@@ -9,8 +9,8 @@ Sensitivity
 1. add_or_remove_one, replace_special: |v| = |f| <= 1. A vector of norm 1 attains it.
 2. replace_one: |v - v'| <= |v| + |v'| <= 2. A vector and its opposite, in one class, attain it.
 
-Sums, not means: under add_or_remove_one the number of records is private. A feature that is a
-constant makes the number of records of each class part of the same release.
+Sums are released, not means, since under add_or_remove_one the number of records is private. Add a
+constant feature to release the (noisy) number of records of each class, too.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class ClassSums:
 
   Args:
     noise_multiplier: std of the noise / `l2_sensitivity`.
-    num_classes: public; every class has its row, also one without a record.
+    num_classes: public; every class has its row, even without a record.
     feature_norm: rows are clipped to this l2 norm.
     neighboring_relation: relation of the guarantee.
 
-  Guarantee: one Gaussian release of the sensitivity of the module, for one record. Rows are rounded
-  toward zero to integers and summed exactly; the noise is drawn in float64, on a grid (`finite`).
+  Guarantee: one Gaussian release with the sensitivity above for one record, and the given noise
+  multiplier. Rows are rounded toward zero to integers and summed exactly; the noise is drawn in
+  float64, on a grid (`finite`).
 
   | record                             | outcome                              |
   | ---------------------------------- | ------------------------------------ |
@@ -73,17 +74,17 @@ class ClassSums:
 
   @property
   def l2_sensitivity(self) -> float:
-    """Largest move of all sums together by one record."""
+    """Returns the largest L2 change of all sums together by one record."""
     hops = 2.0 if self.neighboring_relation == "replace_one" else 1.0
     return hops * float(self.feature_norm)
 
   @property
   def std(self) -> float:
-    """Standard deviation of the noise on every entry."""
+    """Returns the standard deviation of the noise on every entry."""
     return float(self.noise_multiplier) * self.l2_sensitivity
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.gaussian_event(
       float(self.noise_multiplier), self.neighboring_relation, neighboring_relation
     )
@@ -96,7 +97,7 @@ class ClassSums:
     self, key: jax.Array, chunks: Iterable[ArrayLike], labels: ArrayLike
   ) -> np.ndarray:
     """Returns the noisy sums of rows that come a few at a time, in the order of the labels."""
-    # Before the sums, which take long.
+    # Checked before the sums, which take long.
     finite.check_key(key)
     return self.noisy(key, self.exact(chunks, labels))
 
@@ -131,7 +132,7 @@ class ClassSums:
       part = classes[start : start + len(rows)]
       start += len(rows)
       member = part[None, :] == np.arange(self.num_classes)[:, None]
-      # Integers of at most 2^19: float64 holds sums of 2^24 of them, whatever their order.
+      # Entries are integers of at most 2^19, so float64 sums 2^24 of them exactly in any order.
       sums += (member.astype(np.float64) @ units).astype(np.int64)
     if sums is None:
       raise UserError(
@@ -156,7 +157,7 @@ class ClassSums:
 def _classes(labels: ArrayLike) -> np.ndarray:
   """Returns labels [n] as integers."""
   classes = np.asarray(finite.array("labels", labels))
-  # NumPy reads an empty list as floats.
+  # NumPy reads an empty list as floats, which would be refused below.
   classes = classes if classes.size else classes.astype(np.int64)
   if classes.ndim != 1 or classes.dtype.kind not in "iu":
     raise UserError(
@@ -170,9 +171,9 @@ def _classes(labels: ArrayLike) -> np.ndarray:
 def _rows(chunk: ArrayLike, most: int, width: int | None) -> np.ndarray:
   """Returns a chunk as float64 [n, width], with n <= `most`.
 
-  The first chunk has `width` None. Its own width is then that of all later ones.
+  `width` None, for the first chunk, allows any width. All later chunks must have the same.
   """
-  # One order of the numbers in memory: a length is summed alike whatever array it comes from.
+  # One memory layout, so that a row's norm is rounded in the same way for every kind of array.
   rows = np.asarray(finite.array("rows", chunk), np.float64, order="C")
   if rows.ndim != 2 or not rows.shape[1] or len(rows) > most:
     raise UserError(

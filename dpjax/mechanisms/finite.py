@@ -1,6 +1,6 @@
 """Finite precision: exact values before the noise, a public grid after it.
 
-A guarantee is proved for real numbers. In floats four things could break it:
+Guarantees are proved for real numbers. With floats four things could break them:
 
 | fault                                             | what is done here                      |
 | ------------------------------------------------- | -------------------------------------- |
@@ -12,12 +12,12 @@ A guarantee is proved for real numbers. In floats four things could break it:
 | noise is lost beside large scores (1e30)          | scores are taken relative to the       |
 |                                                   | largest one, exactly: `gaps`           |
 
-The step is the power of two between scale / 2^8 and scale / 2^7. What is left, stated and not
-proved: the chance of one grid point is that of rounded real noise up to a factor 1 +- 2^-13
-within four scales of the value and 1 +- 2^-9 at 40 scales (2^-42 and 2^-38 in float64), for that
-is how few floats lie in a cell. The factor is that of ONE number: d numbers of one release, and
-releases one after another, multiply theirs, by about its sqrt(d)-th power. So float32 cannot
-carry an epsilon much below 2^-10, nor 10^8 numbers at 1; use x64 there.
+The step is the power of two between scale / 2^8 and scale / 2^7. One statement is NOT proved, since
+a cell of the grid holds only a limited number of floats. The chance of one grid point is that of
+rounded real noise up to a factor 1 +- 2^-13 within four scales of the value, and 1 +- 2^-9 at 40
+scales (2^-42 and 2^-38 in float64). The factor is that of ONE number. For d numbers, of one release
+or of several, it becomes about its sqrt(d)-th power. So float32 is too coarse for an epsilon much
+below 2^-10, or for 10^8 numbers at epsilon 1; use x64 there.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from dpjax.types import Array
 from dpjax.validate import UserError, Verbatim
 
 Numbers = Any  # what NumPy or JAX reads as an array of real numbers, or refuses
-# Bits of the grid below the noise's scale. Finer bits are lost in the noise.
+# The grid of outputs is this many bits finer than the noise's scale.
 GRID_BITS = 7
-# Bits that are summed at once: sums over 2^24 records fit 32 bits.
+# Sums are taken over parts of this many bits, so that sums over 2^24 records fit 32 bits.
 _LIMB = 8
-# Up to this many records, a limb's sum and a count in float32 are exact.
+# Up to this many records, the sum of such a part and a count in float32 are exact.
 MAX_RECORDS = 2**24
 # Up to this, float64 holds every integer.
 _MOST_INT = 2**53
 
 
 def check_key(key: Array) -> None:
-  """Raises unless `key` is one typed key."""
+  """Raises UserError unless `key` is one typed key."""
   if not trees.is_key(key) or key.ndim:
     raise UserError(
       f"must be one typed key, jax.random.key(...), not {_kind(key)}", field="key"
@@ -60,8 +60,7 @@ def _kind(value: Any) -> str:
 
 
 def array(name: str, value: Numbers) -> Any:
-  """Converts `value` to an array of real numbers, a NumPy array unless it is JAX's; raises
-  UserError otherwise.
+  """Returns `value` as a NumPy or JAX array of real numbers; raises UserError if it is none.
 
   >>> array("value", "three")
   Traceback (most recent call last):
@@ -90,12 +89,12 @@ def _from_host(name: str, value: Any) -> Any:
 
 
 def is_integer(value: Numbers) -> bool:
-  """Whether an array holds integers (bool is none)."""
+  """Whether an array has an integer dtype; bool does not count."""
   return bool(jnp.issubdtype(value.dtype, jnp.integer))
 
 
 def _too_wide(value: Any) -> bool:
-  """Whether JAX would cut these 64-bit numbers to 32 bits."""
+  """Whether JAX, without x64, would cut these 64-bit NumPy numbers to 32 bits."""
   host = isinstance(value, np.ndarray)
   return host and jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype
 
@@ -105,7 +104,7 @@ def _known(value: Any) -> bool:
 
 
 def finite(name: str, value: Numbers) -> None:
-  """Raises unless every entry is finite; traced values are not checked."""
+  """Raises UserError unless every entry is finite; traced values are not checked."""
   if _known(value) and not np.all(np.isfinite(value)):
     raise UserError("must be finite, for nothing bounds what noise would hide", field=name)
 
@@ -118,15 +117,15 @@ def _exact_floats(name: str, value: np.ndarray) -> np.ndarray:
 
 
 def _to_float32(value: np.ndarray) -> jax.Array:
-  # A number beyond float32 becomes infinite, without a warning.
+  # NumPy would warn of numbers that are infinite or zero in float32.
   with np.errstate(over="ignore", under="ignore"):
     return jnp.asarray(value.astype(np.float32))
 
 
 def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.Array]:
-  """Splits integers into high and low parts. The low part leaves bits for multiples of
-  `step` below it; the high part fits its float exactly."""
-  # bool and integers of 8 or 16 bits are too small for the bits that are split off.
+  """Splits integers into floats (high, low) whose sum is exact. Low is so small that its float can
+  hold multiples of `step`, too."""
+  # Types of 8 or 16 bits are too small for the split.
   value = value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
   wide = value.dtype.itemsize == 8
   most, least, dtype = (32, 11, jnp.float64) if wide else (12, 8, jnp.float32)
@@ -138,12 +137,11 @@ def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.A
 
 
 def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]:
-  """Splits `value` into floats (high, low) whose sum is exact; low has the size of the
-  noise.
+  """Splits `value` into floats (high, low) whose sum is exact; noise of `scale` is added to low.
 
-  A JAX float is its own low part. Raises UserError for NaN or infinity, and for 64-bit numbers
-  so large beside the noise that float32 could not show it. That error itself reveals
-  something of the value: keep values within public bounds, or enable x64.
+  A float that fits JAX's types is low itself, with high 0. Raises UserError for NaN or infinity,
+  and for 64-bit numbers that are too large for float32 beside noise of this scale. That error
+  itself reveals something of the value: keep values within public bounds, or enable x64.
 
   >>> high, low = pair("value", np.array([2**24 + 1]), 1.0)
   >>> int(high[0]) + int(low[0]) == 2**24 + 1
@@ -179,7 +177,7 @@ def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, j
 
 
 def fine_step(scale: float) -> float:
-  """Returns the public step of outputs with noise of `scale`.
+  """Returns the public grid step, to which outputs with noise of `scale` are rounded.
 
   >>> fine_step(1.0) == 2.0**-7
   True
@@ -195,10 +193,10 @@ def noised(
   scale: Any,
   step: float | None = None,
 ) -> jax.Array:
-  """Computes high + low + draw(key, like, scale), rounded to a multiple of `fine_step`.
+  """Computes high + low + draw(key, low, scale), rounded to a multiple of `step`.
 
-  The small parts are added up first, so the result is that of adding exactly and rounding. A
-  `step` that is given is `fine_step` of a scale that is being traced.
+  The small parts are added first, so that no bit of the value is lost. `step` None stands for
+  `fine_step(scale)`; under jit, where the scale has no value, pass the step.
 
   >>> out = noised(source.laplace, jax.random.key(0), jnp.zeros(3), jnp.ones(3), 1.0)
   >>> bool((out * 2**7 == jnp.round(out * 2**7)).all())
@@ -206,15 +204,14 @@ def noised(
   """
   scale = source.check_scale(scale, low.dtype, "scale")
   step = fine_step(scale) if step is None else step
-  # 0 unless the step exceeds the unit to which high was cut.
+  # The part of high below the step: 0 unless the step is larger than the unit of high.
   beside = jnp.remainder(high, step)
   noisy = source.snap((low + beside) + draw(key, low, scale), step)
   return (high - beside) + noisy
 
 
 def units(name: str, values: Numbers, lower: float, upper: float) -> jax.Array:
-  """Clips each value to [lower, upper] and returns its relative position: [0, 1]; NaN is
-  1/2.
+  """Clips each value to [lower, upper] and returns its relative position, 0 to 1; NaN is 1/2.
 
   >>> units("values", jnp.array([-5.0, 2.0, jnp.nan, jnp.inf]), 0.0, 10.0).tolist()
   [0.0, 0.20000000298023224, 0.5, 1.0]
@@ -241,7 +238,7 @@ def units(name: str, values: Numbers, lower: float, upper: float) -> jax.Array:
 
 
 def _check_bounds(lower: float, upper: float, dtype: Any) -> None:
-  """Raises unless the bounds and their difference are numbers of `dtype`."""
+  """Raises UserError unless `dtype` can hold the bounds and their difference."""
   info = jnp.finfo(dtype)
   if upper - lower > float(info.max) or upper / 2 - lower / 2 < float(info.tiny):
     raise UserError(
@@ -258,10 +255,10 @@ def _check_bounds(lower: float, upper: float, dtype: Any) -> None:
 
 
 def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Sums shares in [0, 1] exactly over axis 0, each rounded to a multiple of 2^-23 (2^-38
-  in float64). Returns (whole number, fraction in [0, 1)).
+  """Rounds shares in [0, 1] to multiples of 2^-23 (2^-38 in float64), and sums them exactly over
+  axis 0. Returns (whole number, fraction in [0, 1)).
 
-  A float sum depends on its order and may move by more than one record's share.
+  A float sum would depend on the order, and one record could move it by more than its share.
 
   >>> whole, fraction = total(jnp.full(1000, 0.75))
   >>> float(whole), float(fraction)
@@ -273,7 +270,7 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
     summed = jnp.sum(jnp.round(shares * 2.0**38).astype(jnp.int64), axis=0)
     fraction = summed & (2**38 - 1)
     return (summed >> 38).astype(shares.dtype), fraction.astype(shares.dtype) * 2.0**-38
-  # A share of 24 bits is three limbs of 8, and the sum of each fits 32 bits.
+  # A share of 24 bits is cut into three parts of 8 bits, whose sums fit 32 bits.
   counts = jnp.round(shares * 2.0**23).astype(jnp.uint32)
   carry = jnp.uint32(0)
   limbs = []
@@ -288,7 +285,7 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def above(name: str, values: Numbers, public: float) -> jax.Array:
-  """values - public, in floats, rounded once: the number that is compared with noise.
+  """Returns values - public as floats, rounded once; this is compared with noise.
 
   >>> above("queries", np.array([2**24 + 1]), 2.0**24).tolist()
   [1.0]
@@ -308,10 +305,10 @@ def above(name: str, values: Numbers, public: float) -> jax.Array:
 
 
 def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
-  """Returns scores [..., k] minus the largest of their row, and which rows [...] are sound.
+  """Returns scores [..., k] minus the largest of their row, and which rows are valid, [...] bool.
 
-  A row is sound unless it holds NaN or +infinity, or -infinity alone. Known scores that are
-  not sound raise; of traced ones the second result tells.
+  A row is invalid if it holds NaN or +infinity, or nothing but -infinity. Then UserError is raised;
+  only for traced scores does the second result tell.
 
   >>> gaps("scores", jnp.array([1e30, 1e30, -jnp.inf]))[0].tolist()
   [0.0, 0.0, -inf]
@@ -324,7 +321,7 @@ def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
   if is_integer(scores) or scores.dtype == bool:
     sound = jnp.ones(scores.shape[:-1], bool)
     return _integer_gaps(library, scores, high), sound
-  # A NaN is the largest of its row, so this refuses it, too.
+  # The maximum of a row with NaN is NaN, so such rows are refused, too.
   sound = (library.abs(high) < np.inf)[..., 0]
   if _known(sound) and not np.all(sound):
     raise UserError(
@@ -338,7 +335,7 @@ def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
 
 
 def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
-  """Returns differences of integers as unsigned ones, which do not overflow."""
+  """Returns scores - high as floats. They are subtracted as unsigned integers, without overflow."""
   wide = scores.dtype.itemsize == 8
   unsigned = library.uint64 if wide else library.uint32
   # uint32 keeps its type, since its upper half exceeds int32.
@@ -351,7 +348,7 @@ def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
 
 
 def indices(name: str, values: Numbers, lowest: int, highest: int) -> jax.Array:
-  """Clips integers (or bool) into [lowest, highest], int32.
+  """Clips integers (or bool) into [lowest, highest], and returns them as int32.
 
   >>> indices("bins", np.array([2**40, -7]), -1, 5).tolist()
   [5, -1]

@@ -64,7 +64,7 @@ from dpjax.noise import source
 from dpjax.types import ArrayLike
 from dpjax.validate import UserError
 
-# Most features of an example: a matrix of 2^26 entries.
+# Most features of an example: x x^T then has 2^26 entries.
 MAX_FEATURES = 2**13
 MAX_TARGETS = 2**13
 # Rows are integers in units of 2^-19 of their norm. A product of two of them is a multiple of
@@ -72,48 +72,49 @@ MAX_TARGETS = 2**13
 BITS = 19
 # A chunk of 2^14 rows sums to at most 2^52 units: float64 holds every partial sum, in any order.
 _CHUNK = 2**14
-# Entries of a chunk, so that one of wide rows takes 64 MB at most.
+# Most entries of a chunk: 64 MB in float64.
 _CHUNK_ENTRIES = 2**23
 # Rows are scaled this far inside their bound: more than float64 loses in a norm.
 _INSIDE = 1 - 1e-9
 _WEIGHTS = (1e-4, 1e4)
 # Products of two norms, and of their noise, stay far within float64.
 _NORMS = (1e-30, 1e30)
-# Sums that get their noise at a time.
+# Number of sums that get their noise in one call.
 _BLOCK = 2**16
 
 
 class NoisyMoments(NamedTuple):
-  """Released sums of a data set: everything here may be published."""
+  """Noisy sums of a data set: everything here may be published."""
 
-  xx: np.ndarray | None  # [d, d] symmetric, sum of x x^T; None where moment_weight is 0
+  xx: np.ndarray | None  # [d, d] symmetric, sum of x x^T; None if moment_weight is 0
   xy: np.ndarray  # [d, k] sum of x y^T
-  xx_std: float  # of the noise on a diagonal entry of xx; beside it, this / sqrt(2)
-  xy_std: float  # of the noise on every entry of xy
+  xx_std: (
+    float  # std of the noise on diagonal entries of xx; on others it is this / sqrt(2)
+  )
+  xy_std: float  # std of the noise on every entry of xy
 
   @property
   def noise_norm(self) -> float:
-    """Size of the spectral norm of the noise on xx: about xx_std sqrt(2 d).
+    """Returns xx_std sqrt(2 d), about the spectral norm of the noise on xx; 0 if xx is None.
 
     A symmetric Gaussian matrix with variance s^2 / 2 off its diagonal has a norm near
-    2 (s / sqrt(2)) sqrt(d) (Bai and Yin 1988). It is public, since no data enter it. It is 0
-    without a matrix.
+    2 (s / sqrt(2)) sqrt(d) (Bai and Yin 1988). The number is public, since no data enter it.
     """
     return 0.0 if self.xx is None else self.xx_std * math.sqrt(2 * len(self.xy))
 
   def ridge(self, strength: float = 1.0, penalty: float = 0.0) -> np.ndarray:
     """Returns the weights (xx + r I)^-1 xy with r = strength * noise_norm + penalty: [d, k].
 
-    Negative eigenvalues of the noisy matrix count as 0, which brings it closer to the true
-    one, which has none. Without a matrix the weights are xy itself. Post-processing: free.
+    Negative eigenvalues of the noisy matrix count as 0: the true matrix has none, so this brings it
+    closer. If xx is None, the weights are xy itself. All this is post-processing, at no cost.
 
     Args:
-      strength: of the ridge, in units of the norm of the noise. Wang 2018 buys the least
-        eigenvalue as a release of its own; this rule is public.
+      strength: ridge in units of `noise_norm`, which is public. (Wang 2018 chooses the ridge by a
+        private release of the least eigenvalue.)
       penalty: a further ridge, in units of xx.
 
     Raises:
-      UserError: no ridge, for a matrix that is singular.
+      UserError: the matrix with its ridge is singular.
 
     >>> exact = NoisyMoments(np.diag([3.0, 1.0]), np.array([[4.0], [2.0]]), 0.0, 0.0)
     >>> exact.ridge(penalty=1.0).tolist()
@@ -124,7 +125,7 @@ class NoisyMoments(NamedTuple):
       return self.xy.copy()
     values, vectors = np.linalg.eigh(self.xx)
     raised = np.maximum(values, 0.0) + float(strength) * self.noise_norm + float(penalty)
-    # A matrix without noise and without rows has no inverse.
+    # Without noise and ridge the matrix may have no inverse, for example without rows.
     least = raised.min()
     if not least > np.finfo(np.float64).eps * raised.max():
       raise UserError(
@@ -137,24 +138,24 @@ class NoisyMoments(NamedTuple):
 class LeastSquares:
   """Noisy sums of x x^T and x y^T over rows x [n, d] and targets y [n, k], in one release.
 
-  Further axes of x are one row: [n, ...] is [n, d].
+  x [n, ...] is read as [n, d]: all axes but the first are flattened.
 
   Args:
-    noise_multiplier: std of the noise / `l2_sensitivity`, in units of the vector v above.
+    noise_multiplier: std of the noise / `l2_sensitivity`, for the vector v of the module's proof.
     feature_norm: rows of x are clipped to this l2 norm.
-    target_norm: rows of y are clipped to this l2 norm. For K classes as `centred_labels`, it is
+    target_norm: rows of y are clipped to this l2 norm. For `centred_labels` of K classes it is
       sqrt(1 - 1 / K).
-    moment_weight: w, the weight of x x^T beside x y^T; 0: x x^T is not released, and costs
-      nothing.
-    unit_rows: also lengthens shorter rows of x to `feature_norm`; a row of zeros stays one. Then
-      every row fills its bound, and no row's length is used.
+    moment_weight: w, the weight of x x^T relative to x y^T. With 0, x x^T is not released, and
+      costs nothing.
+    unit_rows: whether to lengthen shorter rows of x to `feature_norm`, too. Then lengths of rows
+      are not used; a row of zeros stays zero.
     neighboring_relation: relation of the guarantee.
 
   Guarantee: one Gaussian release with the joint sensitivity of the module, for one row. The
-  number of rows is not used: under add_or_remove_one it is private. Rows are rounded toward zero
-  to integers, and their products are summed exactly; the noise is drawn in float64, on a grid
-  (`finite`). The noise on an entry is divided by the entry's weight, in place of a multiplication
-  of the sum, so that nothing is rounded before it is added.
+  number of rows, which is private under add_or_remove_one, is not used. Rows are rounded toward
+  zero to integers, and their products are summed exactly; the noise is drawn in float64, on a grid
+  (`finite`). In place of multiplying a sum by its weight, its noise is divided by the weight, so
+  that nothing is rounded before noise is added.
 
   | rows                            | outcome                                 |
   | ------------------------------- | --------------------------------------- |
@@ -190,22 +191,22 @@ class LeastSquares:
 
   @property
   def l2_sensitivity(self) -> float:
-    """Largest move of the vector v by one record, under `neighboring_relation`."""
+    """Returns the largest change of the vector v by one record, under `neighboring_relation`."""
     return joint_sensitivity(self.moment_weight, self.neighboring_relation)
 
   @property
   def stds(self) -> tuple[float, ...]:
-    """Returns the std of the noise on each entry, in units of the norms: of x y^T; and, where
-    x x^T is released, of its diagonal and beside it."""
+    """Returns standard deviations of the noise, in units of the norms: for entries of x y^T, and if
+    x x^T is released for its diagonal and its other entries."""
     std = float(self.noise_multiplier) * self.l2_sensitivity
     if not self.moment_weight:
       return (std,)
     diagonal = std / float(self.moment_weight)
-    # An entry beside the diagonal weighs sqrt(2) in v, so its noise is that much smaller.
+    # Entries off the diagonal have the weight sqrt(2) in v, so their noise is that much smaller.
     return std, diagonal, diagonal / math.sqrt(2)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.gaussian_event(
       float(self.noise_multiplier), self.neighboring_relation, neighboring_relation
     )
@@ -217,10 +218,10 @@ class LeastSquares:
     return self.noisy(key, *exact_sums(self, x, y))
 
   def projected(self, x: ArrayLike | Rows, directions: ArrayLike) -> np.ndarray:
-    """Returns the clipped rows of x [n, ...] in public directions [d, m]: [n, m] float64.
+    """Returns clip(x) @ directions for x [n, ...], public directions [d, m]: [n, m]. NOT private.
 
-    Fewer numbers of an example take less noise. Directions with orthonormal columns lengthen no
-    row; the mechanism bounds the result all the same. NOT private.
+    With fewer numbers for each example, the release has less noise in all. Orthonormal directions
+    make no row longer; the mechanism clips the result in any case.
 
     >>> mechanism = LeastSquares(1.0, feature_norm=5.0)
     >>> mechanism.projected(np.array([[3.0, 4.0]]), np.array([[0.0], [1.0]])).round(3).tolist()
@@ -240,8 +241,8 @@ class LeastSquares:
     start = 0
     for rows in _chunks(inputs, width):
       units = whole_rows(rows, self.feature_norm, filled=self.unit_rows)
-      # Exact, so that a row's last bits do not follow from its place or from the other rows:
-      # entries of at most 2^19 times sums of at most 2^33.
+      # Exact, since entries of at most 2^19 meet columns of sums of at most 2^33. So no row
+      # changes the rounding of another.
       out[start : start + len(rows)] = units @ whole
       start += len(rows)
     return out * (float(self.feature_norm) * 2.0 ** (-2 * BITS))
@@ -290,14 +291,14 @@ def joint_sensitivity(
 ) -> float:
   """Returns the largest move of (w U(x x^T), x y^T) by one record, for rows of norm <= 1.
 
-  The proof is that of the module. Source: Dwork et al. 2014 for the matrix alone.
+  `moment_weight` is w; the module has the proof. Source: Dwork et al. 2014 for the matrix alone.
 
   >>> [round(joint_sensitivity(w, "replace_one"), 4) for w in (0.0, 1.0)]
   [2.0, 2.1213]
   """
   validate.non_negative(moment_weight=moment_weight)
   validate.one_of(stated.RELATIONS, neighboring_relation=neighboring_relation)
-  # Beyond these the smaller part of the release is lost in the rounding of its noise's scale.
+  # For other weights, rounding of the noise's scale would hide the smaller part of the release.
   if moment_weight and not _WEIGHTS[0] <= moment_weight <= _WEIGHTS[1]:
     raise UserError(
       f"must be 0 or in [{_WEIGHTS[0]:g}, {_WEIGHTS[1]:g}]",
@@ -312,15 +313,15 @@ def joint_sensitivity(
   return math.sqrt(2 * square + 2 + 1 / (2 * square))
 
 
-# Each class is a column of numbers.
+# Most classes: each is a column of numbers.
 _MOST_CLASSES = 2**20
 
 
 def centred_labels(y: ArrayLike, num_classes: int) -> np.ndarray:
   """Returns the rows e_y - 1 / K of classes y [n]: [n, K], of norm sqrt(1 - 1 / K).
 
-  Less noise than with e_y, and the same decisions: the part of the weights that all classes share
-  moves no argmax. A class outside [0, K) gets a row of zeros.
+  They are shorter than e_y, so they need less noise. Decisions are the same, since a part of the
+  weights that all classes share changes no argmax. A class outside [0, K) gets a row of zeros.
 
   >>> centred_labels(np.array([1]), 2).tolist()
   [[-0.5, 0.5]]
@@ -351,11 +352,10 @@ def exact_sums(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (x^T x [d, d], x^T y [d, k]) of the clipped rows, in units of their norms.
 
-  As int64 multiples of 2^-38, without rounding: NOT private. The matrix is empty where
-  `moment_weight` is 0.
+  They are exact, in int64 multiples of 2^-38. NOT private. If `moment_weight` is 0, x^T x is empty.
 
   Raises:
-    UserError: no numbers, other shapes, too many rows or features.
+    UserError: no numbers, wrong shapes, too many rows, features or targets.
   """
   inputs: Any = x if isinstance(x, Rows) else finite.array("x", x)
   targets = np.asarray(finite.array("y", y))
@@ -396,7 +396,7 @@ def exact_sums(
 
 
 def _chunks(x: Any, width: int, other: int = 0) -> Iterator[np.ndarray]:
-  """Yields rows [size, width] in float64, in chunks of one size but for the last."""
+  """Yields rows [size, width] in float64, in chunks of equal size; the last may be smaller."""
   size = max(1, min(_CHUNK, _CHUNK_ENTRIES // max(width, other)))
   for start in range(0, len(x), size):
     rows = np.ascontiguousarray(x[start : start + size], np.float64)
@@ -404,18 +404,18 @@ def _chunks(x: Any, width: int, other: int = 0) -> Iterator[np.ndarray]:
 
 
 def whole_rows(rows: np.ndarray, norm: float, *, filled: bool = False) -> np.ndarray:
-  """Returns rows [n, d] as whole numbers of norm <= 2^19, each row by itself.
+  """Clips each row of [n, d] to `norm`, and returns it as integers in units of norm / 2^19.
 
-  They are clipped to `norm`, or `filled` up to it, and rounded toward zero, which lengthens no
-  row. Rows with NaN or infinity become zero.
+  `filled` also lengthens shorter rows to `norm`. Rounding is toward zero, which lengthens no row.
+  Rows with NaN or infinity become zero.
   """
   sound = np.isfinite(rows).all(axis=1, keepdims=True)
   rows = np.where(sound, rows, 0.0)
   largest = np.abs(rows).max(axis=1, keepdims=True)
-  # Divided by the largest entry first: the square of 1e200 is infinite.
+  # Divided by the largest entry first, since the square of 1e200 is infinite.
   scaled = rows / np.where(largest > 0, largest, 1.0)
   lengths = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
-  # Share of the bound that the row fills, at most 1; the true length may overflow.
+  # Length of the row / norm, at most 1. A length that overflows becomes 1, too.
   with np.errstate(over="ignore", under="ignore"):
     share = np.minimum(1.0, lengths * (largest / float(norm)))
   share = np.ones_like(share) if filled else share
@@ -424,12 +424,12 @@ def whole_rows(rows: np.ndarray, norm: float, *, filled: bool = False) -> np.nda
 
 
 def noisy_sums(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
-  """Adds noise of `std` to sums in multiples of 2^-38, in float64."""
+  """Adds Gaussian noise of `std` to `sums` * 2^-38, int64 of any shape; returns float64."""
   parts, unit = _parts(sums, std)
   short = -sums.size % _BLOCK
   blocks = np.pad(parts, ((0, 0), (0, short))).reshape(2, -1, _BLOCK)
   noisy = np.zeros(blocks.shape[1:])
-  # float32 noise would carry the last bits of 10^6 sums at once into epsilon (`finite`).
+  # In float32 the deviations that `finite` states would add up too much over 10^6 sums.
   with jax.enable_x64(True):
     for place in range(len(noisy)):
       block_key = jax.random.fold_in(key, place)
@@ -438,7 +438,7 @@ def noisy_sums(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
 
 
 def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
-  """Returns the sums with noise for many keys: [n], [m] -> [n, m], as the mechanism draws."""
+  """Returns sums [m] with the noise of each of n keys, drawn as the mechanism does: [n, m]."""
   parts, unit = _parts(sums, std)
   with jax.enable_x64(True):
     drawn = _noised_blocks(keys, *parts, std / unit)
@@ -446,15 +446,15 @@ def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
 
 
 def _parts(sums: np.ndarray, std: float) -> tuple[np.ndarray, float]:
-  """Returns (whole numbers and fractions [2, m], in a unit, which is a power of two)."""
-  # For its checks: the noise is this mechanism's.
+  """Returns the sums as whole numbers and fractions [2, m] in units of a power of two; the unit."""
+  # Made for its checks of the standard deviation.
   Gaussian(std, 1.0)
   bits = 2 * BITS
   # Whole numbers and fractions are each exact in float64; their sum may not be.
   whole = sums >> bits
   fraction = (sums - (whole << bits)).astype(np.float64) * 2.0**-bits
-  # In units of a power of two, which are exact, every std lies in [1, 2) and has one grid. So one
-  # program serves all of them, in blocks of one shape.
+  # In this unit every std lies in [1, 2) and has the same grid, so one compiled program serves all.
+  # A power of two rounds nothing.
   unit = math.ldexp(1.0, math.frexp(std)[1] - 1)
   return np.stack([whole.ravel().astype(np.float64), fraction.ravel()]) / unit, unit
 
@@ -463,7 +463,7 @@ def _parts(sums: np.ndarray, std: float) -> tuple[np.ndarray, float]:
 def _noised_block(
   key: jax.Array, high: jax.Array, low: jax.Array, std: jax.Array
 ) -> jax.Array:
-  """Adds Gaussian noise of a std in [1, 2) to high + low, on the grid of such noise."""
+  """Adds Gaussian noise of a std in [1, 2) to high + low, and rounds to the grid of that noise."""
   draw = functools.partial(source.gaussian, long_tails=True)
   return finite.noised(draw, key, high, low, std, finite.fine_step(1.0))
 

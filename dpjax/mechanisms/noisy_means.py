@@ -1,8 +1,7 @@
-"""Noisy means of vectors, several of each example: the common part of statistics of a data
-set.
+"""Base class of private statistics that are noisy means of vectors of each example.
 
 Vectors of one kind are clipped to a norm, public or chosen privately, and their sum gets Gaussian
-noise. The clipped sums are sums of integers: no rounding adds to the bound.
+noise. The clipped sums are sums of integers, so rounding adds nothing to the bound.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from dpjax.mechanisms.sensitivity import vector_sum_sensitivity
 from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError, Verbatim
 
-# Public: private medians are searched in [0, LARGEST_NORM].
+# Public range in which private medians are searched: [0, LARGEST_NORM].
 LARGEST_NORM = 64.0
 HUGE = 1e30
-# Examples at a time; fewer where their vectors would have 2^24 entries or more.
+# Examples in a chunk; fewer if their vectors would together have more than 2^24 entries.
 _CHUNK = 1000
 _CHUNK_ENTRIES = 2**24
 # Spacing of a clipped vector's entries, in clip norms.
 _GRID = 2.0**-22
-# A step is an int32 >= 0, so no step has this number, or the key made from it.
+# Folded into the run's key for this noise. Steps are int32 >= 0, so no step has this number.
 _NO_STEP = 2**32 - 1
 _COUNTS = {0: "no", 2: "two", 5: "five"}
 _NUMBERS = (1e-30, 1e30)
@@ -45,15 +44,15 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @dataclasses.dataclass(frozen=True)
 class NoisyMeans(abc.ABC):
-  """Statistics that are means of vectors, several of each example.
+  """Private statistics that are means of one or more vectors of each example.
 
-  Each kind of vector is clipped to a norm of its own, public or a private median, and its sum
-  gets Gaussian noise. A vector may depend on what was released before it: all of them together
-  are no worse than ONE Gaussian sum of the noise multiplier that `event` states.
+  Each kind of vector is clipped to a norm of its own, public or a private median, and its sum gets
+  Gaussian noise. A vector may depend on what was released before it. All releases together cost no
+  more than ONE Gaussian sum of the noise multiplier that `event` states.
   """
 
-  vectors: ClassVar[tuple[str, ...]] = ()  # what each is
-  norms: ClassVar[str] = "medians"  # what the private clip norms are
+  vectors: ClassVar[tuple[str, ...]] = ()  # name of each kind of vector
+  norms: ClassVar[str] = "medians"  # what private clip norms are, in words
 
   normalize_by: float
   noise_multiplier: float = 8.0
@@ -85,42 +84,40 @@ class NoisyMeans(abc.ABC):
     _ = self._sums, self._median
 
   def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
-    """Returns the clip norm of one kind of vector: public, or chosen privately from `norms`
-    [n]."""
+    """Returns the clip norm of vectors of kind `which`: public, or chosen privately from their
+    `norms` [n]."""
     if self.clip_norms:
       return jnp.float32(self.clip_norms[which])
     return self._private_norm(key, norms)
 
   def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
-    """Returns a private norm: the median."""
+    """Returns the private median of `norms` [n]."""
     return self._median(key, norms)
 
   def noisy_mean_of(
     self, key: jax.Array, high: Array, low: Array, norm: Array
   ) -> jax.Array:
-    """Returns the noisy mean of vectors with clipped sum high + low, exact in units of `norm`."""
+    """Returns the noisy mean, from the exact clipped sum high + low in units of `norm`."""
     mean = norm * self._sums.on(key, high, low) / float(self.normalize_by)
-    # Noise is unbounded, but what follows needs finite numbers.
+    # Later computations need finite numbers, and the mean may be anything with noise.
     return jnp.clip(mean, -HUGE, HUGE)
 
   @property
   def _sums(self) -> Gaussian:
-    """Noise on a sum of vectors, in clip norms."""
+    """Returns the noise on a sum of vectors, in clip norms."""
     return Gaussian(self.noise_multiplier, 1.0)
 
   @property
   def _median(self) -> Quantile:
     relation = self.neighboring_relation
-    # For an empty record the sums have one value less.
+    # An empty record is left out of the data, so a median sees one record removed or added.
     if relation == "replace_special":
       relation = "add_or_remove_one"
     return Quantile(self.median_epsilon, 0.0, LARGEST_NORM, neighboring_relation=relation)
 
   @property
   def total_noise_multiplier(self) -> float:
-    """Noise multiplier of ONE Gaussian sum that costs no less than all releases together.
-
-    It is in clip norms.
+    """Returns the std, in clip norms, of ONE Gaussian sum that costs no less than all releases.
 
     Medians are counted as `gaussian_of_pure(median_epsilon)`; Gaussian mechanisms compose
     exactly (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
@@ -133,33 +130,32 @@ class NoisyMeans(abc.ABC):
 
   @property
   def _bound(self) -> float:
-    """Bound on the move of a sum by one example, in clip norms."""
+    """Returns a bound on the change of a sum by one example, in clip norms."""
     return vector_sum_sensitivity(1.0, neighboring_relation=self.neighboring_relation)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    """Returns the event for `dpjax.accounting`, under `neighboring_relation`."""
     relative = self.total_noise_multiplier / self._bound
     return stated.gaussian_event(relative, self.neighboring_relation, neighboring_relation)
 
   def own_key(self, key: jax.Array) -> jax.Array:
-    """Returns the key of this noise. No step of a run uses it, so the key of a run serves
-    both.
+    """Returns the key of this noise, derived from a run's key. No step of the run uses it.
 
-    A step folds in its number, an int32 >= 0. With JAX's default keys, `jax.random.split` would
-    give the keys of the first steps: split(key, n)[i] is fold_in(key, i).
+    Steps fold in their number, an int32 >= 0. `jax.random.split` must not be used here: with JAX's
+    default keys split(key, n)[i] is fold_in(key, i), the key of step i.
     """
     finite.check_key(key)
     return jax.random.fold_in(key, np.uint32(_NO_STEP))
 
   @abc.abstractmethod
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
-    """Returns the statistics of `x` [n, ..., C], where each row is one example."""
+    """Returns the statistics of `x` [n, ..., C], one row for each example."""
 
   @abc.abstractmethod
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
-    """Returns statistics of `x`. Each field builds on the earlier fields of `before`.
+    """Returns statistics of `x`, in which each field is computed from earlier fields of `before`.
 
-    A check of one sum can thus hold the releases before it fixed.
+    A test of one sum can so keep the releases before it fixed.
     """
 
   def noisy_totals(self, released: Any) -> list[np.ndarray]:
@@ -189,11 +185,13 @@ class NoisyMeans(abc.ABC):
 
 
 def gaussian_of_pure(epsilon: float) -> float:
-  """Noise multiplier of a Gaussian mechanism that is no better than ANY (epsilon, 0)-DP one.
+  """Returns a noise multiplier at which a Gaussian mechanism costs at least as much as ANY
+  (epsilon, 0)-DP mechanism.
 
-  Its trade-off function G_mu is convex with G_mu(0) = 1, G_mu(1) = 0, and meets the corner
-  1 / (1 + e^epsilon) of the piecewise linear one of binary randomised response, which
-  dominates every such mechanism, where mu = -2 Phi^-1(1 / (1 + e^epsilon)): it lies below.
+  Binary randomised response dominates every such mechanism. Its trade-off function is piecewise
+  linear with a corner at 1 / (1 + e^epsilon). At mu = -2 Phi^-1(1 / (1 + e^epsilon)) the Gaussian
+  trade-off function G_mu, convex with G_mu(0) = 1 and G_mu(1) = 0, passes through that corner. So
+  it lies below.
   Source: Liu, Sun, Kong and Jiang 2022, "Identification, amplification and measurement: a
   bridge to Gaussian differential privacy".
 
@@ -206,25 +204,26 @@ def gaussian_of_pure(epsilon: float) -> float:
 
 
 def each(fn: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
-  """Applies `fn` to each row of [n, ...] separately. Compiled for all rows at once,
-  rounding may depend on their number. The compiler unrolls a loop of one turn, so there are
-  two or more."""
+  """Applies `fn` to each row of [n, ...] in a loop, so that rounding does not depend on n.
+
+  The loop has two turns or more, since the compiler would unroll a loop of one."""
   short = [(0, max(0, 2 - len(rows))), *[(0, 0)] * (rows.ndim - 1)]
   return jax.lax.map(fn, jnp.pad(rows, short))[: len(rows)]
 
 
 def chunks(inputs: Any, entries: int = 0) -> Iterator[tuple[jax.Array, int]]:
-  """Yields (examples [size, positions, channels] in float32, their true number) of an array
-  or `Rows` [n, ..., channels], whose vectors have `entries` entries.
+  """Yields (examples [size, positions, channels] in float32, their true number) of an array or
+  `Rows` [n, ..., channels].
 
-  All of one shape, filled up by zeros, whatever n is: else the others' last bits follow from n.
+  `entries`: entries of a vector of one example. The size does not depend on n, and the last chunk
+  is padded with zeros: otherwise n would change the rounding of all examples.
   """
   library: Any = jnp if isinstance(inputs, jax.Array) else np
   entries = max(entries, math.prod(inputs.shape[1:]))
-  # At least two: the compiler unrolls a loop of one turn (`each`).
+  # At least two examples; see `each`.
   size = max(2, min(_CHUNK, _CHUNK_ENTRIES // entries))
   for start in range(0, len(inputs), size):
-    # Values beyond float32 count as infinite.
+    # Values beyond float32 become infinite; NumPy would warn.
     with np.errstate(over="ignore"):
       rows = library.asarray(inputs[start : start + size], np.float32)
     rows = rows.reshape(len(rows), -1, inputs.shape[-1])
@@ -233,13 +232,13 @@ def chunks(inputs: Any, entries: int = 0) -> Iterator[tuple[jax.Array, int]]:
 
 
 def _sound(rows: jax.Array) -> jax.Array:
-  """Returns [n, d], with rows set to zero that are not finite, or whose inverse is not."""
+  """Returns rows [n, d]; those with an entry that is NaN or at least 1e30 are set to zero."""
   sound = (jnp.abs(rows) < HUGE).all(axis=1, keepdims=True)
   return jnp.where(sound, rows, 0.0)
 
 
 def norm(vector: jax.Array) -> jax.Array:
-  """Returns the norm, [d] -> []; 0 where an entry is not finite or beyond 1e30."""
+  """Returns the norm of a vector, [d] -> []; 0 if an entry is NaN or at least 1e30."""
   return _norms(_sound(vector[None]))[0]
 
 
@@ -250,12 +249,11 @@ def _norms(rows: jax.Array) -> jax.Array:
 
 
 def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Array]:
-  """Returns (high, low), whose sum is that of the rows [n, d] in clip norms, each clipped
-  to norm 1.
+  """Clips rows [n, d], and returns their exact sum in clip norms as two parts (high, low), [d].
 
-  A row that is not finite, or beyond 1e30, counts as zero. Each is rounded by itself, to
-  multiples of 2^-22, with room for it below norm 1; from there on the sum is one of integers.
-  Not private.
+  A row with an entry that is NaN or at least 1e30 counts as zero. Each row is clipped to slightly
+  less than norm 1, so that rounding to multiples of 2^-22 keeps it within 1. Then only integers are
+  added. Not private.
 
   >>> high, low = clipped_total(jnp.array([[3.0, 4.0], [0.0, 0.25]]), 1.0)
   >>> np.round(np.float64(high + low), 3).tolist()

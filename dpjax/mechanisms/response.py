@@ -24,11 +24,10 @@ _TINY = 5e-324
 
 @dataclasses.dataclass(frozen=True)
 class RandomizedResponse:
-  """Keeps a label in 0 .. k-1 with probability e^eps / (e^eps + k - 1), else draws another
-  one.
+  """Keeps a label in 0 .. k-1 with probability e^eps / (e^eps + k - 1), else draws another one.
 
-  Guarantee: each response is (epsilon, 0)-DP under replace_one (local DP: no trusted
-  curator). That somebody responded is not hidden, so add_or_remove_one is refused.
+  Guarantee: each response is (epsilon, 0)-DP under replace_one (local DP: no trusted curator is
+  needed). It does not hide that a user responded, so add_or_remove_one is refused.
   Source: Warner 1965 (k = 2); Kairouz, Bonawitz and Ramage 2016, arXiv:1602.07387.
 
   | label               | outcome                                |
@@ -36,7 +35,8 @@ class RandomizedResponse:
   | below 0, above k-1  | the nearest of 0 and k-1 responds      |
   | floats              | UserError                              |
 
-  A coin's probability is exact to 2^-128, rounded up: a lie is never rarer than promised.
+  The probability that a response is drawn at random is rounded up, to a multiple of 2^-128, so it
+  is never too small for the guarantee.
 
   >>> mechanism = RandomizedResponse(epsilon=math.log(3), num_categories=2)
   >>> round(mechanism.keep_prob, 6)
@@ -62,14 +62,14 @@ class RandomizedResponse:
 
   @property
   def noise_parameter(self) -> float:
-    """Probability that the response is drawn uniformly, whatever the label."""
+    """Returns the probability that the response is drawn uniformly, whatever the label."""
     k = int(self.num_categories)
     unlikely = math.exp(-float(self.epsilon))
     return k * unlikely / (1 + (k - 1) * unlikely)
 
   @property
   def keep_prob(self) -> float:
-    """Probability that the response is the label."""
+    """Returns the probability that the response is the label."""
     return 1 - self.noise_parameter * (1 - 1 / int(self.num_categories))
 
   def __call__(self, key: jax.Array, labels: jax.Array) -> jax.Array:
@@ -78,15 +78,14 @@ class RandomizedResponse:
     k = int(self.num_categories)
     labels = finite.indices("labels", labels, 0, k - 1)
     for_coins, for_answers = jax.random.split(key)
-    # Above epsilon 745 it underflows, and a label would never be changed.
+    # At epsilon above 745 the probability underflows to 0, and no label would ever change.
     chance = min(1.0, max(self.noise_parameter, _TINY) * _ROUNDING)
     lies = source.bernoulli(for_coins, chance, labels.shape)
     answers = source.integers(for_answers, labels.shape, k)
     return jnp.where(lies, answers, labels)
 
   def frequencies(self, responses: jax.Array) -> np.ndarray:
-    """Estimates the share of each label without bias: [k]; entries may be below 0 or above
-    1.
+    """Returns unbiased estimates of the share of each label, [k]; they may be outside [0, 1].
 
     >>> mechanism = RandomizedResponse(epsilon=math.log(3))
     >>> mechanism.frequencies(np.array([0, 0, 0, 1])).round(6)  # 3/4 kept: all were 0
@@ -101,7 +100,7 @@ class RandomizedResponse:
     return (shares - self.noise_parameter / k) / (1 - self.noise_parameter)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting` of one response; k > 2 composes better than its epsilon."""
+    """Returns the event of one response; for k > 2 it composes better than its epsilon alone."""
     stated.pure_event(float(self.epsilon), self.neighboring_relation, neighboring_relation)
     return dp_accounting.RandomizedResponseDpEvent(
       self.noise_parameter, int(self.num_categories)

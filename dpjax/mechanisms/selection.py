@@ -1,10 +1,9 @@
 """Selection of one of k candidates by a private score: utilities [..., k] -> index [...].
 
-All three are (epsilon, 0)-DP when one record moves every utility by at most
-`utility_sensitivity`, under `neighboring_relation`. Where in addition one record moves all
-utilities in the same direction (`monotonic=True`, for instance counts under
-add_or_remove_one), half of the noise does. Batch axes are separate selections, each of
-which costs epsilon.
+All three are (epsilon, 0)-DP if one record moves every utility by at most `utility_sensitivity`,
+under `neighboring_relation`. If one record also moves all utilities in the same direction, as
+counts under add_or_remove_one, `monotonic=True` gives the same with half of the noise. Batch axes
+are separate selections, each of which costs epsilon.
 
 | utilities                  | outcome                                               |
 | -------------------------- | ----------------------------------------------------- |
@@ -13,9 +12,9 @@ which costs epsilon.
 | but -infinity, or k = 0    |                                                       |
 | all equal, also at 1e30    | uniform                                               |
 
-All three add noise to the utilities, less the row's largest, and take the maximum. The
-noise is `dpjax.noise`'s: Gumbel noise reaches 87 scales, the others 133, so what should have
-a chance of e^-80 has it. In float32 a chance is right up to a factor of about 1 +- 2^-16.
+All three subtract the largest utility of the row, add noise of `dpjax.noise`, and take the maximum.
+Gumbel noise reaches 87 scales, the others 133, so a candidate with a chance of e^-80 can be chosen.
+In float32 a chance is right up to a factor of about 1 +- 2^-16.
 """
 
 from __future__ import annotations
@@ -73,13 +72,13 @@ class _Selection:
     return jnp.where(sound, jnp.argmax(noisy, axis=-1), -1).astype(jnp.int32)
 
   def _logits(self, utilities: np.ndarray) -> np.ndarray:
-    # Raises for utilities from which nothing can be chosen.
+    # Called for its check that every row has something to choose from.
     finite.gaps("utilities", utilities)
     exact = np.asarray(utilities, np.float64)
     return (exact - exact.max(-1, keepdims=True)) / self.scale
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """Event for `dpjax.accounting` of one selection; only its pure epsilon is used."""
+    """Returns the event for `dpjax.accounting` of one selection; only its pure epsilon is used."""
     return stated.pure_event(
       float(self.epsilon), self.neighboring_relation, neighboring_relation
     )
@@ -87,10 +86,9 @@ class _Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Exponential(_Selection):
-  """Candidate r with probability proportional to exp(utility_r / scale), by Gumbel-max.
+  """Chooses candidate r with probability proportional to exp(utility_r / scale), by Gumbel-max.
 
-  Guarantee: (epsilon, 0)-DP, where one record moves each utility by at most
-  `utility_sensitivity`.
+  Guarantee: (epsilon, 0)-DP, if one record moves each utility by at most `utility_sensitivity`.
   Source: McSherry and Talwar 2007; Dwork and Roth 2014, theorem 3.10.
 
   >>> mechanism = Exponential(epsilon=2.0)
@@ -101,7 +99,7 @@ class Exponential(_Selection):
   """
 
   def probs(self, utilities: np.ndarray) -> np.ndarray:
-    """The exact distribution [..., k]; it depends on the data, so it must not be released."""
+    """Returns the exact probabilities [..., k]. Not private: they depend on the data."""
     weights = np.exp(self._logits(utilities))
     return weights / weights.sum(-1, keepdims=True)
 
@@ -127,10 +125,11 @@ class PermuteAndFlip(_Selection):
   """
 
   def probs(self, utilities: np.ndarray) -> np.ndarray:
-    """Returns the exact distribution [k] of one selection: p_r * integral over [0, 1] of
-    prod_{s != r} (1 - p_s t) dt, where t is the time of r's turn.
+    """Returns the exact probabilities [k] of one selection. Not private.
 
-    A polynomial of degree k - 1, which Gauss-Legendre integrates exactly.
+    With p_r the chance that r is taken in its turn, r's is p_r * integral over [0, 1] of
+    prod_{s != r} (1 - p_s t) dt, where t is the time of r's turn. The integrand is a polynomial of
+    degree k - 1, which Gauss-Legendre quadrature integrates exactly.
     """
     accept = np.exp(self._logits(utilities))
     if accept.ndim != 1:
@@ -147,11 +146,11 @@ class PermuteAndFlip(_Selection):
 
 @dataclasses.dataclass(frozen=True)
 class ReportNoisyMax(_Selection):
-  """The candidate whose utility plus noise of `scale` is the largest; never its value.
+  """Returns the candidate whose utility plus noise of `scale` is the largest, without its value.
 
-  `noise`: "laplace", "gumbel" (which is the exponential mechanism) or "exponential" (which
-  is permute-and-flip).
-  Guarantee: (epsilon, 0)-DP for the index alone. The noisy maximum itself is not covered.
+  `noise`: "laplace", "gumbel" (then it is the exponential mechanism) or "exponential" (then it is
+  permute-and-flip).
+  Guarantee: (epsilon, 0)-DP for the index alone, which does not cover the noisy maximum.
   Source: Dwork and Roth 2014, claim 3.9 and remark 3.1; Ding et al. 2021, arXiv:2105.07260
   (exponential noise).
 

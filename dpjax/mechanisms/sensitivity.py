@@ -8,9 +8,9 @@
 | histogram, L1 / L2            | 1 / 1         | 1 / 1           | 2 / sqrt(2)    |
 | sum of vectors, norm <= C     | C             | C               | 2 C            |
 
-A scalar's L1 and L2 sensitivity are the same. Under add_or_remove_one the number of records
-is itself private, so a mean has no noise scale that n may be read from: release a noisy sum
-and a noisy count, as `BoundedMean` does.
+The L1 and L2 sensitivity of a scalar are equal. Under add_or_remove_one the number of records n is
+private, and noise on a mean, whose scale follows from n, would reveal it. Release a noisy sum and a
+noisy count instead, as `BoundedMean` does.
 
 Source: Dwork and Roth 2014, "The Algorithmic Foundations of Differential Privacy", ch. 3.
 """
@@ -62,8 +62,8 @@ def mean_sensitivity(
 ) -> float:
   """Returns the sensitivity of the mean of `num_records` (public) numbers in [lower, upper].
 
-  It is (upper - lower) / n and not 1 / n: ages in [0, 100] move a mean by up to 100 / n.
-  Raises UserError for add_or_remove_one, under which n is not public.
+  Under replace_one it is (upper - lower) / n, not 1 / n: an age in [0, 100] moves a mean by up to
+  100 / n. Raises UserError for add_or_remove_one, under which n is not public.
 
   >>> mean_sensitivity(0, 100, num_records=1000)
   0.1

@@ -1,11 +1,11 @@
-"""Sparse vector: finds queries above a threshold; only the hits cost.
+"""Sparse vector: finds queries above a threshold, at a cost that does not grow with their number.
 
-One noisy threshold is drawn; every query is compared with it under fresh noise, and the
-stream ends after `max_above` hits. The queries below cost nothing.
+One noisy threshold is drawn. Every query is compared with it under fresh noise, and the stream ends
+after `max_above` hits. Queries below the threshold cost nothing.
 
-Source: Dwork and Roth 2014, section 3.6; the scales and the split of the budget: Lyu, Su and
-Li 2017, arXiv:1603.01699, algorithm 7, who also show how other variants fail: no noise on
-the queries, no end after `max_above`, or the noisy value of the comparison released.
+Source: Dwork and Roth 2014, section 3.6. The scales and the split of the budget are those of Lyu,
+Su and Li 2017, arXiv:1603.01699, algorithm 7, who show that other variants fail: without noise on
+the queries, without an end after `max_above`, or if the compared noisy value is released.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class SparseVectorState(NamedTuple):
   """State between queries. It holds the threshold's noise: keep it secret."""
 
   key: jax.Array
-  threshold_noise: jax.Array  # scalar float, of the noisy threshold less the public one
+  threshold_noise: jax.Array  # scalar float: noisy threshold - public threshold
   num_asked: jax.Array  # scalar int32
   num_above: jax.Array  # scalar int32
 
 
 class SparseVectorAnswer(NamedTuple):
-  """Answers, which may be released: [] for one query, [n] for a stream."""
+  """Answers, which may be released: each field is [] for one query, [n] for a stream."""
 
-  asked: jax.Array  # bool: False once the stream has ended; the rest is then empty
+  asked: jax.Array  # bool: False once the stream has ended; then `above` is False
   above: jax.Array  # bool
-  value: jax.Array  # float: fresh noisy value where above and accounted, else NaN
+  value: jax.Array  # float: noisy value of a hit if epsilon_values > 0, else NaN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +49,11 @@ class SparseVector:
 
   Args:
     epsilon: epsilon of all comparisons together.
-    sensitivity: how far one record moves each query.
-    max_above: hits after which the stream ends.
-    monotonic: one record moves all queries in the same direction; less noise then.
-    epsilon_values: on top, for noisy values of the hits; 0 releases none.
+    threshold: public number with which queries are compared.
+    sensitivity: largest change of each query by one record.
+    max_above: number of hits after which the stream ends.
+    monotonic: whether one record moves all queries in the same direction; then there is less noise.
+    epsilon_values: further epsilon, for noisy values of the hits; 0 releases none.
 
   Guarantee: (epsilon + epsilon_values, 0)-DP, for any number of queries, each of which may
   depend on all earlier answers.
@@ -94,31 +95,31 @@ class SparseVector:
 
   @property
   def _shifts(self) -> int:
-    """Number of sensitivities that the noise on one query has to hide."""
+    """Returns how many sensitivities the noise on one query must hide."""
     return 1 if self.monotonic else 2
 
   @property
   def threshold_epsilon(self) -> float:
-    """Share of epsilon for the threshold: the split that minimises the noise."""
+    """Returns the part of epsilon for the threshold, chosen so that the noise is least."""
     return float(self.epsilon) / (1 + (self._shifts * int(self.max_above)) ** (2 / 3))
 
   @property
   def hit_epsilon(self) -> float:
-    """Returns the cost of a hit: an equal part of the remaining epsilon."""
+    """Returns the epsilon of one hit: an equal part of what the threshold leaves."""
     return (float(self.epsilon) - self.threshold_epsilon) / int(self.max_above)
 
   @property
   def threshold_scale(self) -> float:
-    """Scale of the Laplace noise on the threshold."""
+    """Returns the scale of the Laplace noise on the threshold."""
     return float(self.sensitivity) / self.threshold_epsilon
 
   @property
   def query_scale(self) -> float:
-    """Scale of the Laplace noise on each query, for its comparison."""
+    """Returns the scale of the Laplace noise with which each query is compared."""
     return self._shifts * float(self.sensitivity) / self.hit_epsilon
 
   def init(self, key: jax.Array) -> SparseVectorState:
-    """Draws the noisy threshold."""
+    """Draws the noisy threshold, and returns the state before the first query."""
     finite.check_key(key)
     for_threshold, for_queries = jax.random.split(key)
     noise = source.laplace(for_threshold, jnp.zeros(()), self.threshold_scale)
@@ -142,15 +143,17 @@ class SparseVector:
 
   @property
   def _values(self) -> Laplace | None:
-    """Noise on the values of hits. It is added to the query, never to the compared number,
-    which would reveal the threshold."""
+    """Returns the noise on the values of hits; None if no values are released.
+
+    It is added to the query anew: the noisy number that was compared would reveal the threshold."""
     if self.epsilon_values == 0:
       return None
     each = float(self.epsilon_values) / int(self.max_above)
     return Laplace(each, self.sensitivity, self.neighboring_relation)
 
   def _compared(self, name: str, queries: jax.Array) -> tuple[jax.Array, tuple | None]:
-    """Returns queries minus the threshold, and the exact pairs to release, if any."""
+    """Returns queries minus the public threshold, and the queries as exact pairs for the noise on
+    their values (None if no values are released)."""
     above = finite.above(name, queries, float(self.threshold))
     if self._values is None:
       return above, None
@@ -165,8 +168,7 @@ class SparseVector:
     asked = state.num_above < int(self.max_above)
     like = state.threshold_noise
     noisy = gap + source.laplace(for_comparison, like, self.query_scale)
-    # gap is the query minus the public threshold; the threshold's noise is on the other
-    # side.
+    # `gap` is the query minus the public threshold, so the threshold's noise stays on this side.
     above = asked & (noisy >= state.threshold_noise)
     fresh = jnp.full_like(gap, jnp.nan)
     if query is not None:
@@ -193,13 +195,13 @@ class SparseVector:
     *,
     num_above: int | None = None,
   ) -> stated.DpEvent:
-    """Event for `dpjax.accounting`: by default the whole cost, which is fixed beforehand.
+    """Returns the event for `dpjax.accounting`: by default of all `max_above` hits.
 
-    num_above: the cost of a stream that was ended after so many hits: the threshold,
-    those hits and their values. It is right inside a budget that was fixed beforehand and
-    is summed up by pure epsilons (a privacy filter: Rogers et al. 2016, arXiv:1605.08294),
-    because it bounds the privacy loss of that very transcript. It is not an epsilon of the
-    mechanism, since the number of hits depends on the data.
+    With `num_above` it is the cost of a stream that was ended after so many hits: the threshold,
+    those hits and their values. Use it only within a budget that was fixed beforehand and is summed
+    up by pure epsilons (a privacy filter: Rogers et al. 2016, arXiv:1605.08294): it bounds the
+    privacy loss of that one transcript. It is no epsilon of the mechanism, since the number of hits
+    depends on the data.
 
     >>> SparseVector(epsilon=1.0, threshold=0.0, max_above=3).event(num_above=4)
     Traceback (most recent call last):

@@ -1,9 +1,9 @@
 """Events of mechanisms, stated for the relation under which they will be accounted.
 
-A sensitivity holds under one neighbouring relation. `dpjax.accounting` reads a noise
-multiplier as scale / (bound of one record) and halves it under replace_one; so a mechanism
-whose sensitivity was stated under replace_one doubles its multiplier here, and refuses to
-be accounted under any other relation, where its epsilon would come out too small.
+A sensitivity holds under one neighbouring relation. `dpjax.accounting` reads a noise multiplier as
+scale / (bound of one record), and halves it under replace_one. So the multiplier of a mechanism
+whose sensitivity was stated under replace_one is doubled here. Under any other relation such a
+mechanism is refused, since its epsilon would come out too small.
 
 | stated under     | accounted under  | Gaussian, Laplace     | pure epsilon |
 | ---------------- | ---------------- | --------------------- | ------------ |
@@ -26,8 +26,7 @@ _MOST = 1e300
 
 
 def gaussian_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
-  """Event of Gaussian noise of std `noise_multiplier` * (the L2 sensitivity under
-  `stated`).
+  """Returns the event of Gaussian noise of std noise_multiplier * (L2 sensitivity under `stated`).
 
   >>> gaussian_event(3.0, "replace_one", "replace_one")  # the accountant halves it
   GaussianDpEvent(noise_multiplier=6.0)
@@ -37,8 +36,7 @@ def gaussian_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
 
 
 def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
-  """Event of Laplace noise of scale `noise_multiplier` * (the L1 sensitivity under
-  `stated`).
+  """Returns the event of Laplace noise of scale noise_multiplier * (L1 sensitivity under `stated`).
 
   >>> laplace_event(3.0, "add_or_remove_one", "add_or_remove_one")
   LaplaceDpEvent(noise_multiplier=3.0)
@@ -48,7 +46,7 @@ def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
 
 
 def pure_event(epsilon: float, stated: str, asked: str) -> DpEvent:
-  """Event of a mechanism of which only its (epsilon, 0)-DP under `stated` is known.
+  """Returns the event of a mechanism that is only known to be (epsilon, 0)-DP under `stated`.
 
   >>> pure_event(math.log(3), "add_or_remove_one", "add_or_remove_one")
   RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=2)
@@ -73,7 +71,7 @@ def _doubled(stated: str) -> int:
 
 
 def positive(**named: float) -> None:
-  """Raises unless each value and its inverse are finite float64 numbers > 0.
+  """Raises UserError unless each value is in [1e-300, 1e300], so that its inverse is, too.
 
   >>> positive(epsilon=1e-310)
   Traceback (most recent call last):
@@ -87,7 +85,7 @@ def positive(**named: float) -> None:
 
 
 def interval(lower: float, upper: float) -> None:
-  """Raises unless lower < upper are finite numbers.
+  """Raises UserError unless lower < upper, and both and their difference are finite.
 
   >>> interval(1.0, 1.0)
   Traceback (most recent call last):

@@ -1,18 +1,18 @@
 """Private aggregation of teachers' votes: PATE's GNMax and Confident-GNMax.
 
-Teachers are trained on disjoint parts of the private records. Each votes for one class of a
-public query, and the class with the most votes is published, by noisy counts. One record is in
-the part of one teacher, so it changes one vote, whatever it does to that teacher: one count
-falls by one and another rises by one, sqrt(2) in the L2 norm. The largest count moves by one.
+Teachers are trained on disjoint parts of the private records. Each votes for one class of a public
+query, and the class with the largest noisy count is published. A record is in the part of one
+teacher, so it changes at most one vote: one count falls by one and another rises by one, which is
+sqrt(2) in the L2 norm. The largest count changes by at most one.
 
 | relation            | holds if                                                          |
 | ------------------- | ----------------------------------------------------------------- |
 | `add_or_remove_one` | a record chooses its teacher by itself (`pate.parts_by_content`)  |
 | `replace_one`       | its place chooses its teacher (`pate.parts_by_place`)             |
 
-A label is computed from noisy counts alone, so its event is that of Gaussian noise: exact under
-composition, and independent of the votes. `dpjax.accounting.votes` has the bounds that depend
-on them. Source: Papernot et al. 2018, arXiv:1802.08908, section 4.
+A label is computed from noisy counts alone, so its event is that of Gaussian noise, which composes
+exactly and does not depend on the votes. `dpjax.accounting.votes` has bounds that depend on them.
+Source: Papernot et al. 2018, arXiv:1802.08908, section 4.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from dpjax.validate import UserError
 # One vote leaves a count and joins another one.
 VOTE_SENSITIVITY = math.sqrt(2)
 UNANSWERED = -1
-# Of a noise that is solved for.
+# Factor by which `std_for` raises the exact answer.
 _MARGIN = 1 + 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
 class GNMax:
-  """The class with the largest noisy count: votes [..., K] -> labels [...].
+  """Returns the class with the largest noisy count: votes [..., K] -> labels [...].
 
-  Guarantee: each label costs no more than Gaussian noise of `std` / sqrt(2) sensitivities,
-  when one record changes at most one teacher's vote, under `neighboring_relation`.
+  Guarantee: each label costs no more than a Gaussian mechanism of noise multiplier std / sqrt(2),
+  if one record changes at most one teacher's vote under `neighboring_relation`.
 
   | votes                        | outcome                               |
   | ---------------------------- | ------------------------------------- |
@@ -78,8 +78,8 @@ class GNMax:
   def __call__(self, key: jax.Array, counts: Array) -> jax.Array:
     """Returns the labels [...] of counts [..., K], int32."""
     _check_classes(counts)
-    # Noise on the counts themselves, not on their gaps to the largest one: the label is then
-    # a function of what the Gaussian mechanism releases, rounding included.
+    # Noise is added to the counts, not to their gaps to the largest one. So the label is a
+    # function of what the Gaussian mechanism releases, rounding included.
     noisy = self._noise(key, counts)
     sound = jnp.isfinite(noisy).all(axis=-1)
     return jnp.where(sound, jnp.argmax(noisy, axis=-1), UNANSWERED).astype(jnp.int32)
@@ -87,22 +87,23 @@ class GNMax:
   def event(
     self, neighboring_relation: str = "add_or_remove_one", *, num_queries: int = 1
   ) -> stated.DpEvent:
-    """Event for `dpjax.accounting` of `num_queries` labels."""
+    """Returns the event for `dpjax.accounting` of `num_queries` labels."""
     validate.integer_at_least(1, num_queries=num_queries)
     return accounting.composed(self._noise.event(neighboring_relation), int(num_queries))
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfidentGNMax:
-  """A label where enough teachers agree, else -1: votes [..., K] -> labels [...].
+  """Returns a label if enough teachers agree, else -1: votes [..., K] -> labels [...].
 
-  Whether the largest count reaches `threshold` is itself asked by noise, and this check costs
-  for each query, answered or not. Only then is there a label, by `GNMax`.
+  A noisy check asks whether the largest count reaches `threshold`. It costs something for each
+  query, answered or not. Only if it succeeds does `GNMax` give a label.
 
-  Guarantee: each check costs no more than Gaussian noise of `check_std` sensitivities, and each
-  label that of `GNMax`. Which queries are answered follows from what was published before, so
-  their number must be limited: the Gaussian events of all checks and of the most answers bound
-  every adaptive order of them (Smith and Thakurta 2022, arXiv:2210.17520, theorem 3).
+  Guarantee: each check costs no more than a Gaussian mechanism of noise multiplier `check_std`, and
+  each label what one of `GNMax` costs. Which queries get labels depends on earlier answers, so the
+  number of labels must be limited beforehand. Then the Gaussian events of all checks and of that
+  many labels bound every adaptive order of them (Smith and Thakurta 2022, arXiv:2210.17520,
+  theorem 3).
 
   Args:
     threshold: public; T of the paper, in votes.
@@ -128,12 +129,12 @@ class ConfidentGNMax:
 
   @property
   def votes(self) -> GNMax:
-    """Mechanism of the labels."""
+    """Returns the mechanism of the labels."""
     return GNMax(self.std, self.neighboring_relation)
 
   @property
   def _check(self) -> Gaussian:
-    # The largest count moves by one, whichever vote moves.
+    # One changed vote moves the largest count by at most one.
     return Gaussian(float(self.check_std), 1.0, self.neighboring_relation)
 
   def __call__(self, key: jax.Array, counts: Array) -> jax.Array:
@@ -143,10 +144,10 @@ class ConfidentGNMax:
     for_check, for_label = jax.random.split(key)
     largest = finite.array("counts", counts).max(axis=-1)
     noisy = self._check(for_check, largest)
-    # A threshold beyond the noise's type is never, or always, reached; it must not overflow.
+    # Clipped to the range of the float type, since a threshold beyond it would overflow.
     most = float(jnp.finfo(noisy.dtype).max)
     agree = noisy >= min(max(float(self.threshold), -most), most)
-    # The label is computed for all queries, but leaves only where the check allowed it.
+    # Labels are computed for all queries, and returned only if the check succeeded.
     labels = self.votes(for_label, counts)
     return jnp.where(agree, labels, UNANSWERED).astype(jnp.int32)
 
@@ -157,7 +158,7 @@ class ConfidentGNMax:
     num_checks: int = 1,
     num_answers: int = 1,
   ) -> stated.DpEvent:
-    """Event for `dpjax.accounting` of `num_checks` queries with at most that many answers."""
+    """Returns the event of `num_checks` queries, of which at most `num_answers` get a label."""
     validate.integer_at_least(1, num_checks=num_checks)
     validate.integer_in(0, num_checks, num_answers=num_answers)
     checks = accounting.composed(self._check.event(neighboring_relation), int(num_checks))
@@ -175,13 +176,13 @@ def std_for(
   num_checks: int = 0,
   check_std: float = math.inf,
 ) -> float:
-  """Returns the least noise of labels with which a run costs epsilon, checks included.
+  """Returns the least `std` of labels at which a run costs at most epsilon, checks included.
 
-  All of it is Gaussian noise, so the answer is in closed form: with mu of Gaussian DP at
-  (epsilon, delta), num_checks / check_std^2 + 2 num_answers / std^2 = mu^2.
+  All noise is Gaussian, so there is a closed form: num_checks / check_std^2 + 2 num_answers / std^2
+  = mu^2, where mu-Gaussian DP has this epsilon at this delta.
 
   Raises:
-    UserError: the checks alone cost as much.
+    UserError: the checks alone cost epsilon or more.
 
   >>> round(std_for(epsilon=1.97, delta=1e-5, num_answers=286), 1)
   48.3
@@ -196,8 +197,7 @@ def std_for(
       field="check_std",
       value=check_std,
     )
-  # A little more than the exact answer: an accountant that errs on the private side then finds
-  # no more than epsilon, too.
+  # Slightly more noise than the exact answer, since accountants round epsilon up.
   return _MARGIN * math.sqrt(2 * num_answers / (mu_squared - of_checks))
 
 

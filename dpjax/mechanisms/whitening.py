@@ -1,14 +1,20 @@
 """Private linear map that makes features equally spread in all directions.
 
 Features of images are strongly correlated: a few directions hold most of their energy, fill the
-clip norm of every gradient, and say little about the class. Scaled down to the size of the others,
-they leave the same noise beside a larger signal. What that takes is estimated from the data, and
-accounted for: the mean; the second moments of channels and of positions, whose eigenvectors are a
-basis in which features are nearly uncorrelated (as in K-FAC, Martens and Grosse 2015,
-arXiv:1503.05671, and SOAP, Vyas et al. 2024, arXiv:2409.11321); the variance of each of its
-coordinates; and, once these are evened out, the covariance of the largest (Analyze Gauss, Dwork
-et al. 2014). Each is a mean of one vector of each example, clipped and noised as
-`channel_statistics` does.
+clip norm of every gradient, and say little about the class. If these are scaled down to the size of
+the others, the other directions have more signal at the same noise. The map is made from private
+statistics of the data, which are accounted for:
+
+- the mean;
+- the second moments of channels and of positions, whose eigenvectors are a basis in which features
+  are nearly uncorrelated (as in K-FAC, Martens and Grosse 2015, arXiv:1503.05671, and SOAP, Vyas et
+  al. 2024, arXiv:2409.11321);
+- the variance of each coordinate in that basis;
+- after scaling by these variances, the covariance of the largest coordinates (Analyze Gauss, Dwork
+  et al. 2014).
+
+Each is a mean of one vector of each example, which is clipped and gets noise as in
+`channel_statistics`.
 """
 
 from __future__ import annotations
@@ -32,19 +38,19 @@ from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 MAX_DIRECTIONS = 1024
-# Most channels, and most positions.
+# Most channels, and most positions, of an example.
 MAX_SIDE = 1024
 _TINY = 1 / HUGE
-# Edges of the bins of clip norms, 4 % apart.
+# Edges of the bins from which a private clip norm is chosen, each 4 % above the one before.
 _EDGES = (2.0 ** (np.arange(-320, 321) / 16)).astype(np.float32)
-# Full float32 products, also where an accelerator would round its inputs to fewer bits.
+# Product in full float32 precision: accelerators by default round inputs to fewer bits.
 _product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 class Spread(NamedTuple):
-  """Released spread of features: P positions, C channels, M directions.
+  """Private statistics of features with P positions, C channels and M directions; may be released.
 
-  A symmetric matrix is its upper triangle by rows, with entries beside the diagonal times
+  A symmetric matrix is stored as its upper triangle, row by row, with off-diagonal entries times
   sqrt(2).
   """
 
@@ -52,13 +58,13 @@ class Spread(NamedTuple):
   channels: jax.Array  # [C (C + 1) / 2] second moments, summed over positions
   positions: jax.Array  # [P (P + 1) / 2] second moments, summed over channels
   variances: jax.Array  # [P * C] of the coordinates of the basis that these two have
-  covariance: jax.Array  # [M (M + 1) / 2] of the largest, after they were evened out
-  clip_norms: jax.Array  # [5] of the vectors of each
-  floor: jax.Array  # [] no variance is scaled below it; follows from `variances`
+  covariance: jax.Array  # [M (M + 1) / 2] of the M largest coordinates, after scaling
+  clip_norms: jax.Array  # [5]: one for each of the fields above
+  floor: jax.Array  # []: larger variances are scaled down to it; follows from `variances`
 
   def standardizer(self) -> Callable[[jax.Array], jax.Array]:
-    """Returns the map of examples [b, ..., C] to the same. Directions with a variance above
-    the floor get variance 1; all others are scaled like the floor."""
+    """Returns the whitening map of examples [b, ..., C] -> same shape. Directions with a variance
+    above the floor get variance 1; all others are divided by the root of the floor."""
     shape = (_side(len(self.positions)), _side(len(self.channels)))
     known = _map(self._asdict(), shape, _side(len(self.covariance)))
     scale = np.float32(1 / math.sqrt(float(self.floor)))
@@ -67,7 +73,7 @@ class Spread(NamedTuple):
 
 
 class _Map(NamedTuple):
-  """The whitening map of a `Spread`, as far as it is released."""
+  """The whitening map, from those fields of a `Spread` that are released so far."""
 
   mean: Any = 0.0  # [P, C]
   channels: Any = None  # [C, C], eigenvectors in columns
@@ -84,16 +90,17 @@ class Whitening(NoisyMeans):
   Args:
     normalize_by: public divisor of the noisy sums: the number of examples.
     noise_multiplier: std of the noise on each of the five sums / the clip norm of its vectors.
-    median_epsilon: spent on each of the five clip norms, where they are private: here not the
-      medians but the ninth deciles, for what is cut off of the longest vectors is missing.
-    clip_norms: public norms (of the fields of `Spread`, in their order), or () for private ones.
+    median_epsilon: epsilon of each of the five clip norms, if they are private. Despite its name
+      these are ninth deciles, since medians would cut off too much of the longest vectors.
+    clip_norms: public norms (of the first five fields of `Spread`, in order), or () for private
+      ones.
     num_directions: number of coordinates whose covariance is released; at most P * C.
-    floor_rank: the variances that are larger than the one of this rank (the smallest of all, where
-      an example has fewer features) are brought down to it.
+    floor_rank: variances above the one of this rank are scaled down to it. If an example has fewer
+      features than this rank, the smallest variance is used.
 
-  Guarantee: as that of `ChannelStatistics`, for five sums, each of vectors that depend on an
-  example and on what was released before: adaptive composition of Gaussian mechanisms is exact
-  (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3). All else is post-processing.
+  Guarantee: as that of `ChannelStatistics`, for five sums. The vectors of each may depend on what
+  was released before: adaptive composition of Gaussian mechanisms is exact (Dong, Roth and Su 2019,
+  arXiv:1905.02383, corollary 3.3). All else is post-processing.
 
   >>> rng = np.random.default_rng(0)
   >>> x = rng.normal(size=(500, 2, 2, 3)) @ np.diag([9.0, 1.0, 1.0])
@@ -123,14 +130,14 @@ class Whitening(NoisyMeans):
       )
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Spread:
-    """Returns the spread of `x` [n, ..., C], where each row is one example. `Rows` are read
-    in chunks, ten times, or five times with public norms."""
+    """Returns the spread of `x` [n, ..., C], one row for each example. `Rows` are read in chunks,
+    ten times; with public norms five times."""
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
-    """Returns the spread of `x`. Each field builds on the earlier fields of `before`.
+    """Returns the spread of `x`, in which each field is computed from earlier fields of `before`.
 
-    A check of one sum can thus hold the releases before it fixed.
+    A test of one sum can so keep the releases before it fixed.
     """
     key = self.own_key(key)
     examples = _examples(x)
@@ -141,7 +148,7 @@ class Whitening(NoisyMeans):
     known = _Map()
     for place, name in enumerate(self.vectors):
       lengths = [jnp.zeros(0)]
-      # Norms that are not public follow from those of the vectors.
+      # A private clip norm is chosen from the norms of all vectors.
       if not self.clip_norms:
         parts = chunks(examples, _length(name, known, examples.shape))
         lengths += [_chunk_lengths(name, known, chunk)[:count] for chunk, count in parts]
@@ -162,10 +169,10 @@ class Whitening(NoisyMeans):
   def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
     """Returns the upper end of a bin that privately contains the ninth decile.
 
-    Many examples may have one norm, as standardised ones do. Between equal norms `Quantile` has
-    nothing to choose. The utility of a bin is -10 times an excess, so that it is an integer. The
-    excess is the number of records below the bin beyond nine tenths of all, or above it beyond
-    one tenth.
+    `Quantile` is not used, since it gives no mass to a norm that many examples share, as
+    standardised ones do. The utility of a bin is -10 times its excess, an integer. The excess is
+    the number of records below the bin beyond nine tenths of all, or of those above it beyond one
+    tenth.
     """
     places = jnp.minimum(jnp.searchsorted(jnp.asarray(_EDGES), norms), _EDGES.size - 1)
     counts = jnp.bincount(places, length=_EDGES.size)
@@ -177,8 +184,8 @@ class Whitening(NoisyMeans):
 
   @property
   def _among(self) -> PermuteAndFlip:
-    """Selection among the bins. A replaced record changes sides; an added or removed one
-    also moves nine tenths of the total."""
+    """Returns the selection among the bins. A replaced record can move a utility by 10; an added
+    or removed one, which also moves the deciles, by at most 9."""
     exchanged = self.neighboring_relation == "replace_one"
     return PermuteAndFlip(self.median_epsilon, utility_sensitivity=10 if exchanged else 9)
 
@@ -207,7 +214,7 @@ _noisy_mean = jax.jit(NoisyMeans.noisy_mean_of, static_argnums=0)
 def _map(released: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> _Map:
   """Returns the whitening map of examples [P, C], as far as the given fields determine it.
 
-  NumPy computes it in float64: but for rounding it is the same wherever it is read again.
+  NumPy computes it in float64, so that up to rounding all machines get the same map.
   """
   known = _Map(np.asarray(released["mean"]).reshape(shape))
   for name in ("channels", "positions"):
@@ -229,7 +236,7 @@ def _map(released: dict[str, Any], shape: tuple[int, ...], num_directions: int) 
 
 
 def _examples(x: ArrayLike | Rows) -> Any:
-  """Returns the array or `Rows` [n, ..., C] of numbers; raises UserError otherwise."""
+  """Returns `x` as an array or `Rows` [n, ..., C]; raises UserError for another shape or type."""
   inputs: Any = x if isinstance(x, Rows) else finite.array("x", x)
   if inputs.ndim < 3 or 0 in inputs.shape[1:]:
     raise UserError(
@@ -246,7 +253,7 @@ def _examples(x: ArrayLike | Rows) -> Any:
 
 
 def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
-  """Returns the vector of one example [P, C], whose mean is taken; see `Spread`."""
+  """Returns the vector of one example [P, C] whose mean is the field `name` of `Spread`."""
   if name == "mean":
     return example.ravel()
   centred = example - known.mean
@@ -262,7 +269,7 @@ def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
 
 
 def _length(name: str, known: _Map, shape: tuple[int, ...]) -> int:
-  """Returns the length of the vector of an example of this shape."""
+  """Returns the number of entries of `_vector` for examples of data of this shape."""
   positions = math.prod(shape[1:-1])
   channels = shape[-1]
   if name in ("mean", "variances"):
@@ -284,7 +291,7 @@ def _chunk_total(
 ) -> tuple[jax.Array, jax.Array]:
   rows = jax.lax.map(functools.partial(_vector, name, known), chunk)
   there = jnp.arange(len(chunk))[:, None] < count
-  # A zero adds exactly nothing.
+  # Padding is set to zero, which adds nothing to the exact sum.
   rows = jnp.where(there, rows, 0.0)
   return clipped_total(rows, clip_norm)
 
@@ -301,7 +308,7 @@ def _total(name: str, known: _Map, examples: Any, clip_norm: Array) -> np.ndarra
 
 
 def _upper(matrix: jax.Array) -> jax.Array:
-  """Converts [k, k] symmetric -> [k (k + 1) / 2] of the same norm."""
+  """Returns the upper triangle [k (k + 1) / 2] of a symmetric matrix [k, k], with the same norm."""
   rows, columns = np.triu_indices(matrix.shape[0])
   weights = np.where(rows == columns, 1.0, math.sqrt(2)).astype(np.float32)
   return matrix[rows, columns] * weights
@@ -313,8 +320,9 @@ def _side(length: int) -> int:
 
 
 def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (eigenvalues, vectors in columns) of a symmetric matrix. The largest entry of
-  each vector is positive, so that machines agree on the sign."""
+  """Returns (eigenvalues, eigenvectors in columns) of a matrix that is stored as by `_upper`.
+
+  The largest entry of each vector is made positive, so that machines agree on the sign."""
   entries = np.asarray(triangle, np.float64)
   side = _side(len(entries))
   rows, columns = np.triu_indices(side)
@@ -329,7 +337,7 @@ def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _evened(example: jax.Array, known: _Map, scale: Any) -> jax.Array:
-  """Applies a map, [..., C] -> the same; zeros where the result is too large for float32."""
+  """Applies the map to one example, [..., C] -> same shape; all zeros if a result is not finite."""
   centred = example.reshape(known.mean.shape) - known.mean
   turned = _product(known.positions.T, _product(centred, known.channels))  # [P, C]
   evened = turned.ravel() * known.scales

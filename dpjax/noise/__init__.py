@@ -1,4 +1,4 @@
-"""Noise, and rules for its keys."""
+"""Privacy noise: its distributions, its random keys, and the state that counts its draws."""
 
 from typing import TYPE_CHECKING
 

@@ -35,14 +35,14 @@ from dpjax import validate
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Above this, the integers of the rejection step would exceed 64 bits.
+# For larger variances the integers of the rejection step would exceed 64 bits.
 MAX_VARIANCE = 2**24
 # A standard deviation of 2^56. Draws beyond 64 bits then lie 128 deviations away.
 MAX_WIDE_VARIANCE = 2**112
-# Above this, NumPy's rejection in float64 is inexact; from 2^54 on it gives only even
+# For larger variances NumPy's rejection in float64 is inexact; from 2^54 on it gives only even
 # numbers.
 MAX_SKELLAM = 2.0**32
-# Largest chance that rounding must be repeated (Kairouz et al. 2021).
+# Default bound on the chance that rounding must be repeated (Kairouz et al. 2021).
 BETA = math.exp(-0.5)
 _TRIES = 1000
 
@@ -55,12 +55,11 @@ Shape = int | tuple[int, ...]
 def discrete_gaussian(
   rng: np.random.Generator, shape: Shape, *, variance: int
 ) -> np.ndarray:
-  """Draws [shape] int64 of N_Z(0, variance): P(x) prop. to exp(-x^2 / (2 variance)),
-  exactly.
+  """Draws int64 [shape] of N_Z(0, variance), P(x) prop. to exp(-x^2 / (2 variance)), without
+  rounding. Only values beyond 60 sigma, of mass below e^-1700, are never drawn.
 
   Args:
-    variance: sigma^2, an integer in 1 .. 2^24, in units of the grid. (The variance of the
-      draws is slightly below it for sigma < 1.)
+    variance: sigma^2, an integer in 1 .. 2^24, in units of the grid.
 
   >>> discrete_gaussian(np.random.default_rng(0), 3, variance=4).dtype
   dtype('int64')
@@ -70,7 +69,7 @@ def discrete_gaussian(
     raise UserError(
       f"must be <= {MAX_VARIANCE}; scale by less", field="variance", value=variance
     )
-  # An integer of NumPy wraps around in the products below, to noise of another distribution.
+  # Products of a NumPy integer could wrap around, which would change the distribution.
   variance = int(variance)
   size = int(np.prod(shape))
   accepted = np.zeros(0, np.int64)
@@ -79,7 +78,7 @@ def discrete_gaussian(
     # exp(-(|y| - variance / t)^2 / (2 variance)): algorithm 3.
     scale = math.isqrt(variance) + 1
     y = _discrete_laplace(rng, 2 * (size - accepted.size), scale)
-    # Cut off with chance e^-60, which keeps the next line within 64 bits.
+    # Keeps the next line within 64 bits. It drops a proposal with chance e^-60.
     y = y[np.abs(y) < 60 * scale]
     numerator = (np.abs(y) * scale - variance) ** 2
     accepted = np.append(
@@ -89,7 +88,7 @@ def discrete_gaussian(
 
 
 def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.ndarray:
-  """Draws fewer than `size` values of P(x) prop. to exp(-|x| / scale): algorithm 2."""
+  """Draws at most `size` values of P(x) prop. to exp(-|x| / scale): algorithm 2."""
   low = rng.integers(0, scale, size)
   low = low[_bernoulli_exp(rng, low, scale)]
   # Successes in a row of Bernoulli(1 / e): a geometric draw.
@@ -108,8 +107,7 @@ def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.nda
 def _bernoulli_exp(
   rng: np.random.Generator, numerator: np.ndarray, denominator: int
 ) -> np.ndarray:
-  """Returns [n] bool, true with probability exp(-numerator / denominator), exactly:
-  algorithm 1."""
+  """Returns [n] bool, true with probability exactly exp(-numerator / denominator): algorithm 1."""
   # exp(-(w + f)) = exp(-1)^w exp(-f): w coins and the fraction's coin must all succeed.
   whole, remainder = np.divmod(numerator, denominator)
   result = _bernoulli_exp_of_fraction(rng, remainder, denominator)
@@ -124,10 +122,10 @@ def _bernoulli_exp(
 def _bernoulli_exp_of_fraction(
   rng: np.random.Generator, numerator: np.ndarray, denominator: int
 ) -> np.ndarray:
-  """Returns [n] bool, true with probability exp(-numerator / denominator), for fractions up
-  to 1.
+  """Returns [n] bool, true with probability exp(-numerator / denominator), for fractions up to 1.
 
-  Draws go on while a uniform integer is small; their number is odd with that probability.
+  Draw k succeeds with probability fraction / k. The number of draws up to the first failure is odd
+  with probability exp(-fraction).
   """
   draws = np.zeros(numerator.shape, np.int64)
   alive = np.arange(numerator.size)
@@ -135,7 +133,7 @@ def _bernoulli_exp_of_fraction(
   while alive.size:
     k += 1
     draws[alive] = k
-    # A coin of probability fraction / k, drawn in integers, so nothing is rounded.
+    # Compared as integers, so that the probability fraction / k is not rounded.
     uniform = rng.integers(0, denominator * k, alive.size)
     alive = alive[uniform < numerator[alive]]
   return draws % 2 == 1
@@ -144,17 +142,17 @@ def _bernoulli_exp_of_fraction(
 def wide_discrete_gaussian(
   rng: np.random.Generator, shape: Shape, *, variance: int
 ) -> np.ndarray:
-  """Draws [shape] int64 of N_Z(0, variance) modulo 2^64, exactly, for large variances too.
+  """Draws int64 [shape] of N_Z(0, variance) modulo 2^64, exactly, for large variances too.
 
-  The algorithms of `discrete_gaussian` in Python's integers, which have no largest one. A draw
-  takes half a millisecond, so it is meant for models of some thousand numbers.
+  It runs the algorithms of `discrete_gaussian` with Python's integers, which have no largest one. A
+  draw takes half a millisecond, so use it for at most some thousand numbers.
 
   Args:
-    rng: a secret of whoever adds the noise.
+    rng: random generator, whose state must be secret.
     variance: sigma^2, an integer in 1 .. 2^112, in units of the grid.
 
   Returns:
-    Integers in two's complement. Reducing modulo 2^64 is post-processing.
+    Integers modulo 2^64, in two's complement; the reduction is post-processing.
 
   Raises:
     UserError: a variance out of this range.
@@ -201,7 +199,7 @@ def _wide_coin(rng: np.random.Generator, numerator: int, denominator: int) -> bo
   whole, fraction = divmod(numerator, denominator)
   # exp(-(w + f)) = exp(-1)^w exp(-f): all coins must succeed.
   for top, bottom in [(1, 1)] * whole + [(fraction, denominator)]:
-    # Draws go on while a uniform integer is small; their number is odd with that chance.
+    # As in `_bernoulli_exp_of_fraction`: the number of draws is odd with this coin's probability.
     count = 1
     while _below(rng, bottom * count) < top:
       count += 1
@@ -220,11 +218,11 @@ def _below(rng: np.random.Generator, bound: int) -> int:
 
 
 def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.ndarray:
-  """Draws [shape] int64: the difference of two Poisson variables of mean variance / 2.
+  """Draws int64 [shape] of Skellam noise: differences of two Poisson draws of mean variance / 2.
 
-  Sums of independent Skellams are Skellam, so clients may add it in shares. The variance is
-  at most 2^32: NumPy's sampler works in float64, and far above its draws lie on a lattice
-  that leaves the low bits of what they are added to bare.
+  Sums of independent Skellam variables are Skellam again, so clients may add the noise in shares.
+  The variance may be at most 2^32. NumPy's sampler works in float64, and for far larger variances
+  its draws would not cover the low bits of the numbers they are added to.
 
   >>> skellam(np.random.default_rng(0), (2, 3), variance=0.5).shape
   (2, 3)
@@ -239,15 +237,15 @@ def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.nd
 
 
 def rounded_norm_bound(l2_norm: float, *, dim: int, beta: float = BETA) -> float:
-  """Bound on the L2 norm of a vector of norm `l2_norm` in R^dim after conditional rounding.
+  """Returns a bound on the L2 norm of a vector of norm `l2_norm` after `round_randomly`.
 
-  min(l2 + sqrt(d), sqrt(l2^2 + d / 4 + sqrt(2 ln(1 / beta)) (l2 + sqrt(d) / 2))), on a grid
-  of step 1 (Kairouz, Liu and Steinke 2021, arXiv:2102.06387, proposition 22). It is the
-  sensitivity that noise must be accounted with, not `l2_norm`.
+  It is min(l2 + sqrt(d), sqrt(l2^2 + d / 4 + sqrt(2 ln(1 / beta)) (l2 + sqrt(d) / 2))) in R^d, on a
+  grid of step 1 (Kairouz, Liu and Steinke 2021, arXiv:2102.06387, proposition 22). Account for
+  noise with this sensitivity, not with `l2_norm`.
 
   Args:
-    beta: number in [0, 1): a rounded vector is within the bound with probability >= 1 - beta;
-      0 for the worst case, which never draws again.
+    beta: in [0, 1): one random rounding is within the bound with probability >= 1 - beta. 0 gives
+      the bound for the worst case, which always holds.
 
   >>> rounded_norm_bound(3.0, dim=4, beta=0.0), round(rounded_norm_bound(100.0, dim=4), 3)
   (5.0, 100.509)
@@ -266,10 +264,10 @@ def rounded_norm_bound(l2_norm: float, *, dim: int, beta: float = BETA) -> float
 def round_randomly(
   rng: np.random.Generator, vector: HostArray, *, l2_norm: float, beta: float = BETA
 ) -> np.ndarray:
-  """Rounds `vector` [d] up or down at random, to int64 [d] within the bound.
+  """Rounds each coordinate of `vector` [d] up or down at random, to int64 [d].
 
-  Each coordinate is rounded at random; the whole is drawn again until its norm is at most
-  `rounded_norm_bound(l2_norm, dim=d, beta=beta)`, which also biases it very slightly.
+  The whole vector is rounded again until its norm is at most `rounded_norm_bound(l2_norm, dim=d,
+  beta=beta)`. This biases the result very slightly.
 
   Args:
     l2_norm: bound on the vector's norm, in steps of the grid: scale * clip norm.
@@ -284,8 +282,7 @@ def round_randomly(
   if vector.ndim != 1 or not np.isfinite(vector).all():
     raise UserError(f"must be finite and flat, got shape {vector.shape}", field="vector")
   bound = rounded_norm_bound(l2_norm, dim=max(vector.size, 1), beta=beta)
-  # Rounding of the clip is tolerated here; the bound on the rounded vector is checked
-  # exactly.
+  # Allows for float rounding of the clip. The norm of the rounded vector is checked exactly.
   if np.linalg.norm(vector) > l2_norm * (1 + 1e-6):
     raise UserError(
       f"its norm {np.linalg.norm(vector):.6g} must be <= l2_norm={l2_norm!r}; clip it",
@@ -296,12 +293,12 @@ def round_randomly(
     rounded = (low + (rng.random(vector.size) < vector - low)).astype(np.int64)
     if within(rounded, bound):
       return rounded
-  # Rounding towards zero ends the search: the result is never longer than the vector.
+  # Ends the search: rounding towards zero never makes a vector longer.
   return np.trunc(vector).astype(np.int64)
 
 
 def within(rounded: np.ndarray, bound: float) -> bool:
-  """Whether an integer vector's L2 norm is at most `bound`; squares in exact integers.
+  """Returns whether an integer vector's L2 norm is at most `bound`, by exact integer squares.
 
   >>> within(np.array([3, 4]), 5.0), within(np.array([3, 4]), 4.999)
   (True, False)
@@ -316,7 +313,7 @@ def within(rounded: np.ndarray, bound: float) -> bool:
 
 
 def wrap(values: HostArray, modulus: int) -> np.ndarray:
-  """Integers modulo `modulus`, represented in [-modulus // 2, modulus - modulus // 2).
+  """Reduces integers modulo `modulus`, to the range [-(modulus // 2), modulus - modulus // 2).
 
   >>> wrap(np.array([3, 4, -5, 8]), 8)
   array([ 3, -4,  3,  0])
@@ -334,13 +331,13 @@ def wrap(values: HostArray, modulus: int) -> np.ndarray:
 def wrap_probability(
   *, modulus: int, largest_sum: float, variance: float, dim: int, noise: str
 ) -> float:
-  """Upper bound on the chance that a noisy sum wraps around in any coordinate.
+  """Returns an upper bound on the chance that a noisy sum wraps around in any coordinate.
 
-  Wrapping spoils the result, never the privacy: it is post-processing.
+  Wrapping makes the result wrong, but costs no privacy: it is post-processing.
 
   Args:
-    largest_sum: bound on the absolute value of every coordinate of the sum before noise;
-      num_clients * rounded_norm_bound(...) always is one.
+    largest_sum: bound on the absolute value of every coordinate of the sum before noise, such as
+      num_clients * rounded_norm_bound(...).
     variance: variance of the whole noise on one coordinate.
     noise: "discrete_gaussian" (2 exp(-t^2 / 2 v), [1] corollary 17) or "skellam"
       (Chernoff: exp(sqrt(v^2 + t^2) - v - t asinh(t / v))).
@@ -374,16 +371,16 @@ def scale_for(
   num_stds: float = 6.0,
   spread: float = 1.0,
 ) -> float:
-  """Returns grid points per unit so that the sum fits `bits` bits, with `num_stds` of
-  noise.
+  """Returns the largest scale (grid points per unit) at which a sum with noise fits `bits` bits.
 
-  Finer is better: rounding then costs less. Each of `num_clients` vectors of norm
-  `l2_clip_norm` is scaled and rounded up by one at most; the noise has a standard deviation
-  of noise_multiplier * l2_clip_norm * scale. All in one direction they fill half the modulus.
+  A larger scale makes rounding cost less. Each of `num_clients` vectors of norm `l2_clip_norm` is
+  scaled, and rounded up by at most 1. The noise has a standard deviation of
+  noise_multiplier * l2_clip_norm * scale, of which `num_stds` must fit. All terms with one sign
+  then fill half of the range of 2^bits.
 
   Args:
-    spread: largest coordinate of a vector of norm 1: after a rotation far below 1, but for a
-      small chance (`rotated_spread`).
+    spread: largest coordinate of a vector of norm 1. After a rotation it is far below 1, except
+      with a small chance (`rotated_spread`).
 
   Raises:
     UserError: too few bits for so many clients.
@@ -404,12 +401,11 @@ def scale_for(
 
 
 def rotated_spread(dim: int, *, chance: float = 1e-6) -> float:
-  """Bound on the largest coordinate of a unit vector in R^dim after a rotation H D with
-  random signs: min(1, sqrt(2 ln(2 dim / chance) / dim)), by Hoeffding's inequality. It
-  fails with probability `chance`.
+  """Returns min(1, sqrt(2 ln(2 dim / chance) / dim)), which bounds the largest coordinate of a unit
+  vector in R^dim after a rotation H D with random signs D, by Hoeffding's inequality.
 
-  The signs must be independent of the vector. It bounds the chance of wrapping around, on
-  which no privacy rests.
+  The bound fails with probability at most `chance`, if the signs are independent of the vector. It
+  is used against wrapping around, on which privacy does not depend.
 
   >>> round(rotated_spread(4096), 3), rotated_spread(4)
   (0.106, 1.0)
@@ -427,7 +423,7 @@ def encode(
   scale: float,
   beta: float = BETA,
 ) -> np.ndarray:
-  """Encodes a client's vector [d], clipped, scaled and rounded: int64 [d], before noise.
+  """Clips, scales and rounds a client's vector [d]: int64 [d], to which noise is added later.
 
   Guarantee: its norm is at most rounded_norm_bound(scale * l2_clip_norm, dim=d, beta=beta).
 
@@ -442,7 +438,7 @@ def encode(
 
 
 def decode(total: HostArray, *, modulus: int, scale: float) -> np.ndarray:
-  """Decodes the server's sum: unwrapped, in the vectors' units.
+  """Decodes the server's sum modulo `modulus`, back to the units of the clients' vectors.
 
   >>> decode(np.array([6, 254]), modulus=256, scale=2.0)
   array([ 3., -1.])

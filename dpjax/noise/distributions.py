@@ -1,10 +1,8 @@
-"""From random bits to noise: pure functions, one for each distribution, in float32 and
-float64.
+"""From random bits to noise: one pure function for each distribution, in float32 and float64.
 
-Everything starts from one number u in (0, 1), written as the 192 bits of `WORDS` words,
-and from E = -log(u), which is exponential. No distribution ends where
-a float type's uniform numbers would. u is read from its first bit that is not zero, and 1 - u
-where u is near 1. So the resolution is that of the float type at every size of E.
+Each draw starts from a number u in (0, 1) of 192 bits (`WORDS` words), and from E = -log(u), which
+is exponential. u is read from its first bit that is not zero, and 1 - u if u is near 1. So tails
+reach further than with a uniform float, and E has the full resolution of its type at every size.
 
 | distribution | from                         | float32 and float64 end at         |
 | ------------ | ---------------------------- | ---------------------------------- |
@@ -14,7 +12,7 @@ where u is near 1. So the resolution is that of the float type at every size of 
 | Gumbel       | -log(E)                      | -4.89, and 87 (133.7 in float64)   |
 | Bernoulli    | u < prob, in integers        | probabilities are multiples of 2^-128 |
 
-A distribution cut off there differs from the true one with probability 2^-192 per number.
+The true distributions exceed these ends with probability 2^-192 per number.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ def _leading(words: Sequence[Array]) -> tuple[Array, Array, Array, Array]:
 
 
 def _fraction(words: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
-  """Returns (m, shift): the binary fraction of these bits is m 2^-shift, m in (0, 1]."""
+  """Returns (m, shift), where m 2^-shift is the number in (0, 1) with these bits; m in (0, 1]."""
   lead, second, third, shift = _leading(words)
   # Half of the last bit is added, so that the number is never 0.
   low = (third.astype(dtype) + 0.5) * _SCALE
@@ -61,7 +59,8 @@ def _fraction(words: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
 
 
 def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> Array:
-  """E = -log(u) > 0, falling in u; with full relative precision for u >= near_one / 2^32.
+  """Returns E = -log(u) > 0, which falls as u rises. From u = near_one / 2^32 on it is computed
+  from 1 - u, so that an E near 0 has full relative precision.
 
   Args:
     words: `WORDS` arrays of uint32, the most significant first.
@@ -83,19 +82,20 @@ def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> A
 
 
 def laplace(words: Sequence[Array], sign: Array, dtype: DType) -> Array:
-  """Laplace noise of scale 1; the sign is the first bit of `sign`, a uint32."""
+  """Returns Laplace noise of scale 1; the first bit of `sign`, a uint32, decides its sign."""
   return jnp.where(sign >> 31, 1.0, -1.0).astype(dtype) * exponential(
     words, dtype, NEAR_ONE
   )
 
 
 def gumbel(words: Sequence[Array], dtype: DType) -> Array:
-  """Gumbel noise, -log(E): rising in u."""
+  """Returns Gumbel noise of scale 1, -log(E), which rises with u."""
   return -jnp.log(exponential(words, dtype))
 
 
 def normal(words: Sequence[Array], turn: Sequence[Array], dtype: DType) -> Array:
-  """N(0, 1) by Box and Muller 1958; the angle has 24 bits of `turn`, in float64 all 64."""
+  """Returns N(0, 1) noise (Box and Muller 1958); `turn`, two words, gives the angle: 24 of its
+  bits in float32, all 64 in float64."""
   angle = (turn[0] >> 8).astype(dtype) + 0.5
   if jnp.dtype(dtype) == jnp.float64:
     fine = (turn[1].astype(dtype) + 0.5) * _SCALE
@@ -104,7 +104,7 @@ def normal(words: Sequence[Array], turn: Sequence[Array], dtype: DType) -> Array
 
 
 def bernoulli(words: Sequence[Array], prob: float) -> Array:
-  """Whether u < prob, compared bit by bit; `prob` is rounded up to a multiple of 2^-128.
+  """Returns whether u < prob, compared bit by bit; `prob` is rounded up to a multiple of 2^-128.
 
   Args:
     words: `BERNOULLI_WORDS` arrays of uint32, the most significant first.
@@ -117,7 +117,7 @@ def bernoulli(words: Sequence[Array], prob: float) -> Array:
   if bound >= 2 ** (32 * BERNOULLI_WORDS):
     return jnp.ones(jnp.shape(words[0]), bool)
   below = jnp.zeros(jnp.shape(words[0]), bool)
-  # From the least significant word on: a tie is decided by the words below it.
+  # Starts at the least significant word; where a word ties, the words below it have decided.
   for word in reversed(words):
     limit = jnp.uint32(bound % 2**32)
     below = (word < limit) | ((word == limit) & below)
@@ -126,11 +126,11 @@ def bernoulli(words: Sequence[Array], prob: float) -> Array:
 
 
 def integers(words: Sequence[Array], span: ArrayLike) -> Array:
-  """Returns the number of all these bits modulo `span`, int32: uniform on 0 .. span - 1.
+  """Returns integers uniform on 0 .. span - 1, int32: the number of all these bits modulo `span`.
   Each probability is off by a factor of at most 1 + 2^-97.
 
-  `jax.random.randint` is not uniform for spans above 2^16 (2^32 mod span overflows there, in JAX
-  0.10): probabilities are up to span / 2^32 apart, which a stated epsilon does not cover.
+  `jax.random.randint` is not used: in JAX 0.10 it is not uniform for spans above 2^16, where
+  2^32 mod span overflows. Its probabilities are up to span / 2^32 apart, which no epsilon covers.
 
   Args:
     words: `INTEGER_WORDS` arrays of uint32, the most significant first.
@@ -145,9 +145,9 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   span = jnp.asarray(span, jnp.uint32)
 
   def step(place: Array, remainder: Array) -> Array:
-    # `place` is a Python integer where jit is disabled
+    # Without jit `place` is a Python integer, so the shift is converted.
     bit = (held[place // 32] >> jnp.asarray(31 - place % 32, jnp.uint32)) & 1
-    # Below 2 span, hence below 2^32: it does not overflow.
+    # Below 2 * span, which is below 2^32, so it does not overflow.
     twice = 2 * remainder + bit
     return jnp.where(twice >= span, twice - span, twice)
 
@@ -156,9 +156,9 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
 
 
 def words(key: jax.Array, shape: tuple[int, ...]) -> tuple[tuple, tuple]:
-  """(the `WORDS` words of u, two words for a sign or an angle), all from one key.
+  """Returns (the `WORDS` words of u, two words for a sign or an angle), all from one key.
 
-  The first three are those from which float32 noise was always drawn.
+  The first draw of three words is that of older versions, whose float32 noise must not change.
   """
   high, low, turn = threefry.rows(key, 3, shape)
   more = threefry.rows(jax.random.fold_in(key, 1), WORDS - 1, shape)

@@ -1,8 +1,8 @@
-"""Gaussian noise with a rule for keys: one key, one count, one draw.
+"""Gaussian noise, drawn from a state of one key and the number of draws so far.
 
-The noise of step t is drawn from fold_in(key, t), split once per leaf. So the state
-(key, draws) determines every later draw, a resumed run draws what the interrupted one
-would have drawn, and no two steps or leaves share a stream.
+The noise of step t comes from fold_in(key, t), split once per leaf. So no two steps or leaves share
+random bits. The state (key, draws) determines all later draws, and a resumed run draws what the
+interrupted one would have.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from dpjax.validate import UserError
 
 
 def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
-  """Returns the state before the first draw. The key's buffer is copied: donating the state
-  must not destroy (or worse, let anyone reuse) the caller's key.
+  """Returns the state before the first draw. It holds a copy of the key, so that donating the
+  state to a jitted function does not delete the caller's key.
 
   Args:
     key: one typed key.
-    params: parameters that the noise is for. Several models under `jax.vmap` with one key
-      would get the same noise, and the difference of their sums would be exact.
+    params: parameters that the noise is for; they only serve to detect `jax.vmap` over models.
 
   Raises:
-    UserError: such a vmap; map over the keys, too.
+    UserError: a vmap over several models with one key. They would get the same noise, which
+      cancels in the difference of their sums. Map over as many keys, too.
   """
   arrays = [leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype")]
   _one_model(
@@ -44,10 +44,10 @@ def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
 
 @jax.custom_batching.custom_vmap
 def _one_model(params: list[Array], stream: list[Array]) -> jax.Array:
-  """Returns whether each model has its own stream, [] bool; true for a single model.
+  """Returns whether all models have different keys or counts, [] bool; true for a single model.
 
-  `stream` is the key's data and the draws. What counts is the rule below, which JAX asks where it
-  maps.
+  `stream` is the key's data, and the draws if there is a state. The work is done by the batching
+  rule below, which JAX calls under `jax.vmap`.
   """
   del params, stream
   return jnp.array(True)
@@ -58,7 +58,7 @@ def _several_models(
   size: int, mapped: Any, params: list[Array], stream: list[Array]
 ) -> Any:
   of_params, of_stream = mapped
-  # Where no parameter is mapped there is one model, whatever else is mapped.
+  # If no parameter is mapped there is one model, whatever else is mapped.
   if not any(of_params):
     return _one_model(params, stream), False
   if not any(of_stream):
@@ -73,16 +73,16 @@ def _several_models(
   repeated = lambda part: jnp.broadcast_to(part, (size, *jnp.shape(part)))
   rows = [part if is_mapped else repeated(part) for part, is_mapped in whole]
   distinct = _distinct(rows[0], rows[1]) if len(rows) > 1 else jnp.array(True)
-  # An outer map over models sees all of these streams.
+  # Calls itself on the mapped arrays, so that an outer vmap is checked, too.
   return distinct & _one_model(params, rows), False
 
 
 def _distinct(words: Array, draws: Array) -> jax.Array:
-  """Returns whether all models differ in key or count, [] bool.
+  """Returns whether no two models have the same key and count, [] bool.
 
   Args:
     words: data of their keys, [..., words].
-    draws: number of draws of each key, [...].
+    draws: number of draws of each key so far, [...].
   """
   columns = [words[..., i].ravel() for i in range(words.shape[-1])]
   columns.append(draws.ravel().astype(jnp.uint32))
@@ -93,13 +93,13 @@ def _distinct(words: Array, draws: Array) -> jax.Array:
 
 
 def check_one_sum(noisy: ArrayTree, state: Any) -> Any:
-  """Returns the tree; NaN where `jax.vmap` maps over sums that share one draw of noise.
+  """Returns the tree, or NaN if `jax.vmap` maps over sums that would share one draw of noise.
 
   Raises:
-    UserError: it maps over sums and not over the state; or two states are alike, where that can
-      be looked at.
+    UserError: vmap maps over sums but not over the state; or two states are equal, if their values
+      are known.
   """
-  # Only traced leaves can belong to a map.
+  # A leaf that is not traced cannot be mapped.
   leaves = [leaf for leaf in jax.tree.leaves(noisy) if isinstance(leaf, core.Tracer)]
   if not leaves:
     return noisy
@@ -116,11 +116,11 @@ def check_one_sum(noisy: ArrayTree, state: Any) -> Any:
 
 
 def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
-  """Independent N(0, std^2) for every scalar of `like`, in float32 or wider.
+  """Draws independent N(0, std^2) noise for every scalar of `like`, in float32 or wider.
 
-  The tails reach 9.49 std. `jax.random.normal` in float32 ends at 5.42 std, and an output
-  beyond that, which only one of two neighbours can produce, comes about once in 10^6 to
-  10^7 draws of one coordinate: over a run that is no longer small against delta.
+  The tails reach 9.49 std in float32 and 16.3 std in float64. `jax.random.normal` in float32 ends
+  at 5.42 std. An output beyond its end, which only one of two neighbours can produce, would come
+  about once in 10^6 to 10^7 draws of a coordinate. Over a run that is not small against delta.
 
   >>> noise = gaussian(jax.random.key(0), {"w": jnp.zeros(3, jnp.bfloat16)}, 2.0)
   >>> noise["w"].shape, noise["w"].dtype
@@ -135,15 +135,15 @@ def add_gaussian(
   """Returns tree + N(0, std^2 I), and the state for the next draw.
 
   Args:
-    state: key, draws and their checksum, as `init` or the draw before gave it.
+    state: key, draws and their checksum, as `init` or the last draw returned it.
     tree: leaves are cast to at least float32 before the noise is added.
-    std: standard deviation, in the units of `tree`; 0 returns the tree itself.
-    num_steps: draws that were accounted for. A later one raises, or is NaN where the state is
-      traced. None: the caller counts.
+    std: standard deviation, in the units of `tree`; with 0 no noise is added.
+    num_steps: draws that were accounted for. A later one raises, or gives NaN if the state is
+      traced. None for no limit.
 
   Raises:
-    UserError: a state that something else has changed (NaN where it is traced); a raw key; one
-      state for several sums under `jax.vmap`.
+    UserError: a state that other code has changed (NaN if it is traced); a raw key; one state for
+      several sums under `jax.vmap`.
 
   With a release key (`dpjax.noise.source`) the noisy tree is rounded to a public grid.
 
@@ -155,7 +155,7 @@ def add_gaussian(
   noisy = source.as_floats(tree)
   if std != 0:
     noisy = check_one_sum(noisy, state)
-    # Each draw has its own key.
+    # Every draw gets its own key, derived from the count of draws.
     own_key = jax.random.fold_in(threefry.fused(state.key), state.draws)
     noise = gaussian(own_key, noisy, std)
     noisy = trees.add(noisy, noise)
@@ -169,7 +169,7 @@ def add_gaussian(
 def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bool:
   """Returns whether a key is the noise key, or that of one of its first draws.
 
-  Who knows such a key knows noise. Under jit keys have no values, and the answer is False.
+  Whoever knows such a key can compute noise. Under jit keys have no values; the answer is False.
 
   >>> key = jax.random.key(0)
   >>> is_key_of_noise(key, key), is_key_of_noise(jax.random.key(1), key, num_draws=9)
@@ -195,7 +195,7 @@ def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bo
 
 
 def key_id(key: jax.Array) -> str:
-  """Fingerprint of a key for the ledger, which does not reveal the key.
+  """Returns a fingerprint of a key for the ledger; a hash, which does not show the key.
 
   >>> key_id(jax.random.key(0)) == key_id(jax.random.key(0))
   True

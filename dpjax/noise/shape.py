@@ -1,4 +1,4 @@
-"""Shape of the noise of a run, as ONE value for transforms and plan."""
+"""How the noise of a run differs by step and by group; transforms and plans share this value."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dpjax import validate
 from dpjax.noise.correlated import Correlation, Independent
 from dpjax.validate import UserError
 
-# Each noise level under sampling needs one more privacy loss distribution (PLD).
+# Most noise levels with sampling: each needs one more privacy loss distribution (PLD).
 MAX_NOISE_LEVELS = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class NoiseShape:
-  """Properties of noise other than its level. By default it is white and equal everywhere.
+  """Properties of noise other than its level. By default it is independent, and equal everywhere.
 
   Args:
-    schedule: public factors of the noise multiplier, one for each step, or ().
-    correlation: a strategy of `dpjax.noise.correlated` (DP-FTRL), None for noise that is
+    schedule: public factors of the noise multiplier, one for each step; () for 1 throughout.
+    correlation: a strategy of `dpjax.noise.correlated` (DP-FTRL); None for noise that is
       independent from step to step.
-    shares: each group's share of the privacy budget, a tree like the clip norms; they cost
-      nothing (see `transforms/group_noise.py`).
+    shares: each group's share of the privacy budget, a tree like the clip norms; None for equal
+      noise. Shares do not change the privacy cost (see `transforms/group_noise.py`).
 
   >>> NoiseShape().by_step, NoiseShape(schedule=(2.0, 1.0)).by_step
   (False, True)
@@ -48,11 +48,11 @@ class NoiseShape:
 
   @property
   def strategy(self) -> Correlation:
-    """The correlation; the identity where there is none."""
+    """Returns the correlation; `Independent()` if there is none."""
     return self.correlation or Independent()
 
   def check_steps(self, num_steps: int) -> None:
-    """Raises unless the schedule is empty or has one factor for each step."""
+    """Raises UserError unless the schedule is empty or has one factor for each step."""
     if len(self.schedule) not in (0, num_steps):
       raise UserError(
         f"has {len(self.schedule)} factors, must have num_steps={num_steps}",
@@ -60,14 +60,14 @@ class NoiseShape:
       )
 
   def check_levels(self, accountant: str) -> None:
-    """Raises where a sampled run would need too many privacy loss distributions."""
+    """Raises UserError if a sampled run would need too many privacy loss distributions."""
     check_levels(self.schedule, accountant)
 
 
 def check_levels(
   factors: Sequence[float], accountant: str, *, name: str = "noise_schedule"
 ) -> None:
-  """Applies `NoiseShape.check_levels` to factors with their own field name."""
+  """Checks factors as `NoiseShape.check_levels` does; `name` is their field in the message."""
   levels = len(set(factors))
   if levels > MAX_NOISE_LEVELS and accountant == "pld":
     raise UserError(

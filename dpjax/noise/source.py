@@ -1,15 +1,15 @@
-"""Release mode: 256-bit keys from the operating system, noise with true tails, on a grid.
+"""All float noise of dpjax, and its release mode: 256-bit keys, noise rounded to a public grid.
 
-`jax.random.key(seed)` is for experiments: its key has 64 bits, and a small seed has fewer
-still, so anyone who guesses it subtracts the noise. A key of this module is a JAX key like any
-other (`jax.random.fold_in`, `split` and `bits` take it), but it has 256 bits, comes from
-`secrets`, and every bit is drawn from it by ChaCha20, a cipher's generator (RFC 8439).
+`jax.random.key(seed)` is for experiments. Its key has 64 bits, a small seed has fewer, and anyone
+who guesses it can subtract the noise. `new_key` makes a release key, with 256 bits of the operating
+system's entropy (`secrets`). Its random bits come from the cipher ChaCha20 (RFC 8439). Otherwise it
+works as any key of JAX does: `jax.random.fold_in`, `split` and `bits` take it.
 
-ALL privacy noise of dpjax is drawn here, under either kind of key; a test reads the source
-and refuses the float samplers of JAX and NumPy, whose tails end (float32 normal: 5.42
-standard deviations; an output beyond that proves one of the inputs impossible). Noise has
-the resolution of what it is added to: float64 leaves get float64 noise, because noise on a
-coarser lattice leaves their low bits bare.
+ALL float noise for privacy is drawn here, under either kind of key. A test reads the source code
+and refuses the float samplers of JAX and NumPy, whose tails end too early (float32 normal: 5.42
+standard deviations; an output beyond that would rule out one of two neighbours). Noise has the
+resolution of what it is added to: float64 leaves get float64 noise, because coarser noise would
+leave their low bits unprotected.
 
 | draw                         | ends at               | mass that is missing, per number |
 | ---------------------------- | --------------------- | -------------------------------- |
@@ -20,9 +20,9 @@ coarser lattice leaves their low bits bare.
 
 Missing mass m adds at most (1 + e^epsilon) m to delta, for each number and each draw.
 
-With a release key `dpjax.noise` rounds the noisy sum to a public grid by `snap`. What the
-rounding is for: in floating point, which numbers fl(x + noise) can be at all depends on x,
-and tells x (Mironov 2012). What is guaranteed, and what is not:
+With a release key `dpjax.noise` rounds the noisy sum to a public grid by `snap`. The reason: in
+floating point, the set of numbers that x + noise can be depends on x, and so reveals x
+(Mironov 2012). What is guaranteed, and what is not:
 
 | claim                                                    | status                        |
 | -------------------------------------------------------- | ----------------------------- |
@@ -33,9 +33,9 @@ and tells x (Mironov 2012). What is guaranteed, and what is not:
 |                                                          | 2^-44 in float64, NOT proved  |
 | timing, and copies of the key in memory                  | not protected                 |
 
-The step is between 1/32 and 1/16 of the standard deviation, so that one grid cell holds
-about 2^15 floats (2^44 in float64); a number beyond 2^23 steps (2^52) is a multiple already.
-The rounding adds less than 0.02 % to the standard deviation.
+The step is between 1/32 and 1/16 of the standard deviation, so that one grid cell holds about 2^15
+floats (2^44 in float64). A number beyond 2^23 steps (2^52 in float64) is a multiple already. The
+rounding adds less than 0.02 % to the standard deviation.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ from dpjax.validate import UserError
 KEY_BYTES = 32
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", np.uint32)
 FLOATS = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
-# First word of the nonce: the use of a block, so that no two uses share one.
+# First word of ChaCha20's nonce. It differs by use, so that no two uses share a block.
 _BITS = 0
 _SPLIT = 1
 _FOLD = 2
-# One column round, one diagonal round.
+# Word positions of the quarter rounds: a column round, then a diagonal round.
 _QUARTERS = (
   (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
   (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14),
@@ -94,7 +94,7 @@ def _double_round(_: Any, state: tuple) -> tuple:
 
 
 def chacha20_blocks(key: jax.Array, counters: jax.Array, nonce: tuple) -> jax.Array:
-  """Blocks of the ChaCha20 stream (RFC 8439, section 2.3).
+  """Returns blocks of the ChaCha20 stream (RFC 8439, section 2.3).
 
   Args:
     key: [8] uint32. counters: [n] uint32. nonce: three uint32.
@@ -150,7 +150,7 @@ IMPL: Any = jax.extend.random.define_prng_impl(
 
 
 def key_from_bytes(secret: bytes) -> jax.Array:
-  """Returns the key made of these 32 bytes.
+  """Returns the release key with these 32 bytes, which must be secret and random.
 
   >>> is_secure(key_from_bytes(bytes(range(32))))
   True
@@ -161,7 +161,7 @@ def key_from_bytes(secret: bytes) -> jax.Array:
 
 
 def new_key() -> jax.Array:
-  """Draws a key of 256 bits from the operating system's entropy. No two calls agree.
+  """Draws a release key of 256 bits from the operating system's entropy, new at each call.
 
   >>> bool(new_key() == new_key())
   False
@@ -170,7 +170,7 @@ def new_key() -> jax.Array:
 
 
 def is_secure(key: Array) -> bool:
-  """Whether a key was made by this module; works during tracing.
+  """Returns whether a key is a release key of this module; works during tracing.
 
   >>> is_secure(jax.random.key(0))
   False
@@ -182,8 +182,7 @@ def is_secure(key: Array) -> bool:
 
 
 def noise_dtype(dtype: DType, name: str = "tree") -> Any:
-  """Returns the type in which a number of `dtype` gets noise: its own, but at least
-  float32.
+  """Returns the type in which numbers of `dtype` get noise: their own, but at least float32.
 
   >>> noise_dtype(jnp.bfloat16)
   dtype('float32')
@@ -196,16 +195,15 @@ def noise_dtype(dtype: DType, name: str = "tree") -> Any:
 
 
 def as_floats(tree: ArrayTree) -> Any:
-  """Casts every leaf to the type in which it gets noise; integers and complex are refused."""
+  """Casts every leaf to the type in which it gets noise; UserError if it is not real floats."""
   tree = jax.tree.map(jnp.asarray, tree)
   return jax.tree.map(lambda leaf: leaf.astype(noise_dtype(leaf.dtype)), tree)
 
 
 def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
-  """Returns the scale as a number; refuses one whose noise would overflow or vanish in
-  `dtype`.
+  """Returns the scale as a float; UserError if its noise would overflow or vanish in `dtype`.
 
-  A scale that is being traced passes unseen.
+  A traced scale is returned unchecked.
 
   >>> check_scale(1e37, jnp.float32)  # doctest: +ELLIPSIS
   Traceback (most recent call last):
@@ -233,7 +231,7 @@ def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
 
 
 def _tail_exponential(high: jax.Array, low: jax.Array) -> jax.Array:
-  """-log of a uniform number in (0, 1) of 64 bits: at most 45.1."""
+  """Returns -log of a uniform number in (0, 1) with these 64 bits: at most 45.1."""
   uniform = (
     high.astype(jnp.float32) + (low.astype(jnp.float32) + 0.5) * 2.0**-32
   ) * 2.0**-32
@@ -241,7 +239,7 @@ def _tail_exponential(high: jax.Array, low: jax.Array) -> jax.Array:
 
 
 def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """N(0, 1) in float32 by Box and Muller 1958 from 96 bits, with tails up to 9.49."""
+  """Draws N(0, 1) in float32 from 96 bits (Box and Muller 1958), with tails up to 9.49."""
   high, low, turn = threefry.rows(key, 3, shape)
   angle = 2 * jnp.pi * ((turn >> 8).astype(jnp.float32) + 0.5) * 2.0**-24
   return jnp.sqrt(2 * _tail_exponential(high, low)) * jnp.cos(angle)
@@ -250,8 +248,8 @@ def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _per_leaf(
   sample: Callable, key: jax.Array, like: Any, scale: Any, name: str, short: bool = False
 ) -> Any:
-  """Draws for each leaf by sample(words, two more words, dtype). `short`: the normal
-  distribution from 96 bits, where float32 can resolve no more."""
+  """Draws noise for each leaf by sample(words, two more words, dtype). With `short`, float32 leaves
+  get normal noise from 96 bits instead, which is faster and has shorter tails."""
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(threefry.fused(key), max(len(leaves), 1))
 
@@ -273,11 +271,11 @@ def _per_leaf(
 def gaussian(
   key: jax.Array, like: ArrayTree, std: float, *, long_tails: bool = False
 ) -> Any:
-  """Independent N(0, std^2) for every scalar of `like`, in the resolution of its type.
+  """Draws independent N(0, std^2) noise for every scalar of `like`, in the resolution of its type.
 
-  Tails reach 9.49 std in float32 and 16.3 std in float64, or, with `long_tails`, in both.
+  Tails reach 9.49 std in float32 and 16.3 std in float64; with `long_tails` 16.3 std in both.
 
-  Raises UserError for leaves that are not real floats; std so large or small that noise would
+  Raises UserError for leaves that are not real floats, or a std so large or small that noise would
   overflow or vanish.
 
   >>> gaussian(key_from_bytes(bytes(32)), {"w": jnp.zeros(3)}, 2.0)["w"].shape
@@ -287,31 +285,33 @@ def gaussian(
 
 
 def laplace(key: jax.Array, like: ArrayTree, scale: float) -> Any:
-  """Independent Laplace noise for every scalar of `like`, with tails up to 133 scales."""
+  """Draws independent Laplace noise for every scalar of `like`, with tails up to 133 scales."""
   sample = lambda words, more, dtype: distributions.laplace(words, more[0], dtype)
   return _per_leaf(sample, key, like, scale, "scale")
 
 
 def gumbel(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
-  """Independent Gumbel noise for every scalar of `like`; its maximum selects."""
+  """Draws independent Gumbel noise of `scale` for every scalar of `like`."""
   sample = lambda words, more, dtype: distributions.gumbel(words, dtype)
   return _per_leaf(sample, key, like, scale, "scale")
 
 
 def exponential(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
-  """Independent exponential noise of mean `scale` for every scalar of `like`."""
+  """Draws independent exponential noise of mean `scale` for every scalar of `like`."""
   sample = lambda words, more, dtype: distributions.exponential(words, dtype)
   return _per_leaf(sample, key, like, scale, "scale")
 
 
 def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
-  """Coins [shape] of probability `prob`, exact to 2^-128; a float32 uniform has 2^-23.
+  """Draws coins [shape] of probability `prob`, rounded up to a multiple of 2^-128.
+
+  Comparing with a uniform float32 would round `prob` to a multiple of 2^-23.
 
   >>> int(bernoulli(key_from_bytes(bytes(32)), 1.0, (5,)).sum())
   5
   """
   validate.number_in(0, 1, prob=prob)
-  # A fraction stays a fraction; fractions and floats are both exact numbers.
+  # A fraction is kept as it is, since `distributions.bernoulli` reads it exactly.
   prob = prob if isinstance(prob, numbers.Rational) else float(prob)
   key = threefry.fused(key)
   first = jax.random.bits(key, shape, jnp.uint32)
@@ -321,16 +321,16 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
 
 
 def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Array:
-  """Integers [shape], int32, uniform on 0 .. span - 1, exact to a factor of 1 + 2^-97.
+  """Draws int32 [shape], uniform on 0 .. span - 1; probabilities are exact to a factor 1 + 2^-97.
 
   Args:
-    span: 1 to 2^31 - 1, one for all or one for each, [shape].
+    span: 1 to 2^31 - 1, one number for all or one for each, [shape].
 
   >>> integers(key_from_bytes(bytes(32)), (5,), 1).tolist()
   [0, 0, 0, 0, 0]
 
   Raises:
-    UserError: spans of another shape; or outside of the range, where they are known.
+    UserError: spans of another shape, or outside of the range if their values are known.
   """
   if jnp.ndim(span) and jnp.shape(span) != tuple(shape):
     raise UserError(
@@ -351,15 +351,14 @@ def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Arr
 
 
 def grid_step(std: float, bits: int = 4) -> float:
-  """Returns the public grid: the power of two between std / 2^(bits + 1) (excluded) and std
-  / 2^bits.
+  """Returns the step of the public grid: the largest power of two up to std / 2^bits.
 
   >>> grid_step(1.0), grid_step(1.9), grid_step(1.0, bits=12)
   (0.0625, 0.0625, 0.000244140625)
   """
   validate.positive(std=std)
   validate.integer_in(0, 1074, bits=bits)
-  # The exponent of frexp is exactly floor(log2 std) + 1, where a logarithm would round.
+  # frexp gives floor(log2 std) + 1 exactly, where a logarithm could round to the next integer.
   step = math.ldexp(1.0, math.frexp(std)[1] - 1 - int(bits))
   if step == 0:
     raise UserError("too small for a grid", field="std", value=std)
@@ -367,7 +366,7 @@ def grid_step(std: float, bits: int = 4) -> float:
 
 
 def check_step(dtype: DType | None = None, /, **named: float) -> None:
-  """Raises unless each value is a power of two, well within the range of `dtype`.
+  """Raises UserError unless each value is a power of two, well within the range of `dtype`.
 
   >>> check_step(step=0.25)
   """
@@ -387,10 +386,10 @@ def check_step(dtype: DType | None = None, /, **named: float) -> None:
 def snap(tree: ArrayTree, step: float) -> Any:
   """Rounds every scalar to the nearest multiple of `step`, a power of two; halves go up.
 
-  Exact in binary floating point. A number beyond 2^23 steps in float32, 2^52 in float64,
-  cannot lie between two multiples, and is left alone. Halves all go one way, so that as many
-  floats round to one multiple as to the next: halves to even would give every second multiple
-  one more at each end, and which of the two a sum hits tells its last bits.
+  The result is exact. A number beyond 2^23 steps in float32, 2^52 in float64, is a multiple already
+  and is kept. All halves go up, so that equally many floats round to each multiple. With halves to
+  even, every second multiple would get one more float at each end, and which multiple a sum hits
+  would reveal something of its last bits.
 
   >>> snap(jnp.array([0.26, -0.3, 1e30]), 0.25)
   Array([ 2.5e-01, -2.5e-01,  1.0e+30], dtype=float32)
@@ -405,7 +404,7 @@ def snap(tree: ArrayTree, step: float) -> Any:
     info = jnp.finfo(leaf.dtype)
     limit = min(step * 2.0**info.nmant, float(info.max))
     steps = leaf / step
-    # The difference to the floor is exact near a half.
+    # `steps + 0.5` could be rounded. The difference to the floor is exact near a half.
     below = jnp.floor(steps)
     nearest = below + (steps - below >= 0.5)
     return jnp.where(jnp.abs(leaf) <= limit, nearest * step, leaf)

@@ -1,14 +1,14 @@
-"""The noise state: its count, and how changes from outside are detected.
+"""The noise state: a key, a count of draws, and a checksum that detects changes from outside.
 
 Optax has functions that change a state by the names of its fields, and `jax.tree.map` changes
-every leaf. A count that was set back would draw the same noise twice, and the difference of
-two sums would be exact. So a checksum of key and count stands beside them:
+every leaf. A count that was set back would draw the same noise twice, which cancels in the
+difference of two sums. So the state holds a checksum of key and count:
 
 | what happens to the state                          | what follows                       |
 | -------------------------------------------------- | ---------------------------------- |
 | the count or the key is exchanged, or set to zero  | `UserError`; NaN where it is traced |
 | a count that is no integer, or negative            | the same                           |
-| a whole earlier state is used again                | nothing can see it                 |
+| a whole earlier state is used again                | cannot be detected                 |
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from dpjax import trees
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
-# 2^32 / golden ratio. Multiplying by an odd number is a bijection modulo 2^32.
+# 2^32 / golden ratio, an odd number: multiplying by it is a bijection modulo 2^32.
 _ODD = 0x9E3779B1
 
 
 class NoiseState(NamedTuple):
-  """State of white noise. With it one can subtract the noise: keep it secret.
+  """State of white noise. Keep it secret: whoever knows it can compute and subtract the noise.
 
-  Each update needs the state that the one before gave. `state_at` makes one of a key and a count.
+  Give each update the state that the last one returned. `state_at` makes a state from a key and a
+  count.
   """
 
   key: jax.Array  # typed key array, never changes
@@ -38,15 +39,15 @@ class NoiseState(NamedTuple):
 
 
 def checksum(count: Array, key: Array | None = None) -> jax.Array:
-  """Returns the uint32 checksum of a count, and of a key where there is one.
+  """Returns the uint32 checksum of a count, and of a key if given.
 
-  Each step of it is a bijection. So under one key no two counts share a checksum. Trees of
-  equal numbers, such as zeros, have none that is right.
+  Each of its steps is a bijection, so under one key no two counts share a checksum. A state whose
+  numbers were all set to 0 has a wrong checksum.
 
   >>> checksum(jnp.int32(0)) == checksum(jnp.int32(1))
   Array(False, dtype=bool)
   """
-  # With ~, a count of 0 has a non-zero checksum, so that a state of zeros is refused.
+  # ~ makes the checksum of a count of 0 non-zero, so that a state of zeros is refused.
   mixed = ~jnp.asarray(count).astype(jnp.uint32) * jnp.uint32(_ODD)
   if key is None:
     return mixed
@@ -67,7 +68,7 @@ def state_at(key: jax.Array, draws: Array | int) -> NoiseState:
 
 
 def with_key(state: NoiseState, key: Array) -> NoiseState:
-  """Returns the state with another key; its checksum stays right or wrong, as it was.
+  """Returns the state with another key. A right checksum stays right, and a wrong one wrong.
 
   >>> after = with_key(state_at(jax.random.key(0), 3), jax.random.key(1))
   >>> is_sound(after.draws, after.checksum, after.key)
@@ -79,9 +80,9 @@ def with_key(state: NoiseState, key: Array) -> NoiseState:
 
 
 def next_checksum(count: Array, seen: Array, after: Array, key: Array | None = None) -> Any:
-  """Returns the checksum of the next count; it stays wrong if `seen` is wrong.
+  """Returns the checksum of the next count `after`; it is wrong if `seen`, the last one, is wrong.
 
-  Otherwise a caller that skips NaN updates would continue with repeated noise.
+  Otherwise a caller who skips updates that are NaN would go on with repeated noise.
 
   >>> wrong = next_checksum(jnp.int32(0), jnp.uint32(0), jnp.int32(1))
   >>> is_sound(jnp.int32(1), wrong)
@@ -92,7 +93,7 @@ def next_checksum(count: Array, seen: Array, after: Array, key: Array | None = N
 
 
 def after_draw(state: Any) -> NoiseState:
-  """Returns key, draws and checksum after one more draw."""
+  """Returns the state after one more draw."""
   draws = state.draws + 1
   return NoiseState(
     state.key, draws, next_checksum(state.draws, state.checksum, draws, state.key)
@@ -100,7 +101,7 @@ def after_draw(state: Any) -> NoiseState:
 
 
 def is_sound(count: Array, seen: Array, key: Array | None = None) -> jax.Array:
-  """Returns whether a count matches its checksum, [] bool; may be traced.
+  """Returns whether `seen` is the checksum of a count and key, [] bool; may be traced.
 
   >>> is_sound(jnp.int32(0), jnp.uint32(0))
   Array(False, dtype=bool)
@@ -109,7 +110,7 @@ def is_sound(count: Array, seen: Array, key: Array | None = None) -> jax.Array:
 
 
 def check_count(name: str, count: Any, seen: Any) -> None:
-  """Raises UserError unless a count and its checksum are integers.
+  """Raises UserError unless a count and its checksum `seen` are integers.
 
   >>> check_count("state.draws", jnp.float32(1.0), jnp.uint32(0))
   Traceback (most recent call last):
@@ -139,13 +140,13 @@ def changed(name: str, count: Any) -> UserError:
 
 
 def check_accounted(state: Any, num_steps: int | None) -> None:
-  """Raises where a noise state was changed, or its next draw was not accounted for.
+  """Raises UserError if a noise state was changed, or its next draw is not accounted for.
 
-  Where the state is traced, `poisoned` makes what it gives NaN instead.
+  A traced state cannot be checked here; `poisoned` then turns the result into NaN.
 
   Args:
-    state: a `NoiseState`, or what has its fields.
-    num_steps: draws that were accounted for; None: the caller counts.
+    state: a `NoiseState`, or another state with its fields.
+    num_steps: draws that were accounted for; None for no limit.
 
   >>> check_accounted(state_at(jax.random.key(0), 20), 20)
   Traceback (most recent call last):
@@ -183,9 +184,9 @@ def check_accounted(state: Any, num_steps: int | None) -> None:
 
 
 def poisoned(noisy: ArrayTree, state: Any, num_steps: int | None) -> Any:
-  """Returns the tree, all NaN where the state was changed or its step not accounted for.
+  """Returns the tree; all NaN if the state was changed, or its next draw is not accounted for.
 
-  So no number is released that is not accounted for.
+  So under jit, too, no number is released that is not accounted for.
 
   >>> poisoned(jnp.ones(2), state_at(jax.random.key(0), 20), 20)
   Array([nan, nan], dtype=float32)

@@ -1,11 +1,11 @@
-"""The random bits of JAX's own keys, in code that XLA fuses with what uses them.
+"""Draws the random bits of JAX's own keys in code that XLA can fuse with the code that uses them.
 
-JAX computes Threefry on a CPU in a loop over whole arrays. XLA joins a loop with nothing, so noise
-for a leaf of n parameters held 48 n bytes of words, and each draw was a program of its own to
-compile. Here the rounds are written out. Words become noise where they are used; none is kept.
+On a CPU, JAX computes Threefry in a loop over whole arrays, which XLA does not fuse. Noise for a
+leaf of n parameters then needs 48 n bytes for random words, and each draw is compiled separately.
+Here the rounds are written out, so that words become noise at once and none is stored.
 
-Streams are those of `jax.random`, bit for bit: a checkpoint of either goes on with the other. Such
-keys stay inside `dpjax.noise`; states and examples hold the keys that users gave.
+The bits equal those of `jax.random`, so a checkpoint made with either can go on with the other.
+These keys stay inside `dpjax.noise`; states and examples hold the keys that users gave.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAME = "threefry2x32"
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _GROUPS = 5
 _PARITY = 0x1BD11BDA
-# Counters have 32 bits here; JAX's own code draws what is longer.
+# Counters have 32 bits here. JAX's own code draws longer arrays.
 _MOST_WORDS = 2**32
 
 
@@ -59,10 +59,10 @@ def threefry_2x32(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[Any,
 
 
 def _counters(shape: tuple[int, ...]) -> jax.Array:
-  """Returns the place of each number in the flat array, uint32 [shape]."""
+  """Returns the index of each entry in the flattened array, uint32 [shape]."""
   places = jnp.zeros(shape, jnp.uint32)
   for axis, _ in enumerate(shape):
-    # A sum over axes, not a reshaped range: it stays divided as its array is divided.
+    # A sum over axes, not a reshaped range: XLA can keep it sharded as the array is.
     stride = jnp.uint32(math.prod(shape[axis + 1 :]))
     places = places + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
   return places
@@ -70,7 +70,7 @@ def _counters(shape: tuple[int, ...]) -> jax.Array:
 
 def _words_at(key: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns both words of each counter."""
-  # XLA would compute a derived key anew for every number.
+  # Without the barrier XLA would compute a derived key again for every number.
   return threefry_2x32(jax.lax.optimization_barrier(key), jnp.uint32(0), places)
 
 
@@ -113,11 +113,11 @@ IMPL: Any = jax.extend.random.define_prng_impl(
 
 
 def fused(key: Array) -> Any:
-  """Returns a key with the same stream, whose draws XLA fuses.
+  """Returns a key with the same random bits, whose draws XLA can fuse.
 
   Args:
-    key: a typed key or an array of them. One of another generator is returned as it is, and so is
-      every key where `jax_threefry_partitionable` is off: its bits are no function of their place.
+    key: a typed key or an array of them. It is returned unchanged if it belongs to another
+      generator, or if `jax_threefry_partitionable` is off: bits then need more than their index.
 
   >>> key = jax.random.key(0)
   >>> bool((jax.random.bits(fused(key), (3,)) == jax.random.bits(key, (3,))).all())

@@ -1,4 +1,4 @@
-"""Samplers: who takes part in a step, each bound to its event."""
+"""Samplers: each decides who takes part in a step, and states the event of that step."""
 
 from typing import TYPE_CHECKING
 
@@ -53,5 +53,5 @@ if TYPE_CHECKING:
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
 
-# Every sampler declares its proof, so that a user's sampler may name any scheme.
+# Importing the registry declares all proofs, which a user's sampler may name by `scheme`.
 from dpjax.sampling import registry as _registry  # noqa: F401

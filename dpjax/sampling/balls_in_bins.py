@@ -21,8 +21,9 @@ from dpjax.sampling.samplers import (
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
-  """Each example belongs to one of `num_bins` bins, drawn once and uniformly; step t takes
-  bin t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
+  """Each example belongs to one of `num_bins` bins, drawn once, uniformly and independently.
+
+  Step t takes bin t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
 
   Args:
     num_bins: steps of a pass.
@@ -63,6 +64,5 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     # All bins come from one draw per run, so step t does not need the steps before it.
     bins = once(seed).integers(self.num_bins, size=num_examples)
-    # A bin of random size may exceed the capacity. That must raise, since a cut would be
-    # another scheme.
+    # A bin may exceed the capacity. Then `checked` raises: a cut batch would be another scheme.
     return self.checked(np.flatnonzero(bins == step % self.num_bins), step)

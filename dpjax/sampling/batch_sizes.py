@@ -1,4 +1,4 @@
-"""Batch sizes and passes of a sampling probability, decided in one place."""
+"""Batch size and steps per pass for a sampling probability: one place for runs and accounting."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import math
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Below this, the steps of a pass are not a whole number in float64.
+# For smaller probabilities float64 cannot tell whether 1 / prob is a whole number.
 _LEAST_PROB = 1e-15
 
 
 def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
   """Returns the fixed batch size closest to a sampling probability.
 
-  It is sampling_prob * n, rounded, at least 1. This is the ONE place that decides it, for what
-  runs and for what is accounted.
+  It is sampling_prob * n, rounded, at least 1. Both runs and accounting must call this function.
 
   >>> whole_batch_size(0.015, 100), whole_batch_size(1e-6, 100)
   (2, 1)
@@ -26,8 +25,8 @@ def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
 
 
 def steps_per_pass(sampling_prob: float, times: int = 1) -> int:
-  """Returns the steps of a pass that takes every record `times` times: times / sampling_prob,
-  rounded.
+  """Returns the number of steps in which every record comes `times` times: times / sampling_prob,
+  rounded, at least `times`.
 
   >>> steps_per_pass(0.25), steps_per_pass(0.3, times=3)
   (4, 10)
@@ -36,25 +35,23 @@ def steps_per_pass(sampling_prob: float, times: int = 1) -> int:
 
 
 def whole_passes(sampling_prob: float, times: int = 1) -> bool:
-  """Whether a pass is a whole number of steps.
+  """Whether times / sampling_prob, the steps of a pass, is a whole number.
 
   >>> whole_passes(0.25), whole_passes(0.3), whole_passes(0.3, times=3)
   (True, False, True)
   """
   steps = steps_per_pass(sampling_prob, times)
-  # 1 / 3 and the like are not exact floats: their pass is whole up to rounding.
+  # Floats such as 1 / 3 are not exact, so the comparison allows for rounding.
   return math.isclose(steps * sampling_prob, times, rel_tol=1e-9)
 
 
 def check_passes(
   sampling_prob: float, purpose: str, *, name: str = "sampling_prob", times: int = 1
 ) -> None:
-  """Raises UserError unless a pass is a whole number of steps.
-
-  This is the ONE place that decides it, for what runs and for what is accounted.
+  """Raises UserError unless a pass is a whole number of steps; used by runs and accounting.
 
   Args:
-    purpose: names the sampler in the message.
+    purpose: name of the sampler, for the message.
     name: name of the field, for the message.
     times: how often a pass takes each record.
   """

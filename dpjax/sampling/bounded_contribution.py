@@ -17,18 +17,19 @@ from dpjax.sampling.samplers import DpEvent
 
 @dataclasses.dataclass(frozen=True)
 class BoundedContributionSampler(PoissonSampler):
-  """Each EXAMPLE joins a step independently, and the guarantee is for a USER with all of theirs.
+  """Each EXAMPLE joins a step independently; the guarantee is for a USER with all their examples.
 
-  Every gradient is that of one example, clipped by itself. An example may have several owners, such
-  as a message with a sender and receivers. `bound_contributions` chooses the examples.
+  Each example's gradient is clipped by itself. An example may have several owners, such as a
+  message with a sender and receivers. `bound_contributions` first limits the examples of a user.
 
   Args:
     prob: sampling probability of an example, in (0, 1].
     capacity: padded batch size, in examples.
-    max_contribution: examples of one user among the data, at most.
+    max_contribution: most examples that one user owns in the data.
 
-  Guarantee: under replace_special, for which a user's examples are emptied and keep their places.
-  Who owns which example is public (Ganesh et al. 2025, arXiv:2503.03622, fixed-graph adjacency).
+  Guarantee: holds under replace_special, where all examples of a user become empty records and keep
+  their places. Who owns which example is public (Ganesh et al. 2025, arXiv:2503.03622, fixed-graph
+  adjacency).
 
   >>> BoundedContributionSampler(prob=0.1, capacity=8, max_contribution=3).unit
   'user'

@@ -24,14 +24,13 @@ from dpjax.validate import UserError
 class CyclicSampler(UnamplifiedSampler, SizedSampler):
   """Every pass takes the same batches in the same order; they partition the examples.
 
-  The order is a permutation drawn once from the seed. No secret: nothing is claimed for it.
-
-  Why there is no add/remove: the batches are cut from an order of ALL examples, so one example
-  more moves the others to other steps.
+  The order is a permutation drawn once from the seed. It may be public, since no amplification is
+  claimed for it. There is no proof under add_or_remove_one: batches are cut from an order of ALL
+  examples, so one more example moves others to other steps.
 
   Args:
-    steps_per_pass: batches b of a pass; an example's steps are exactly b apart.
-    num_examples: size of the data, public under the relations that hold here.
+    steps_per_pass: b, batches of a pass; an example's steps are exactly b apart.
+    num_examples: size of the data, which is public under replace_one and replace_special.
 
   >>> sampler = CyclicSampler(steps_per_pass=2, num_examples=4)
   >>> first, second, again = (sampler.draw(4, seed=0, step=t) for t in range(3))
@@ -73,8 +72,7 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
 
   @property
   def padded_batch_size(self) -> int:
-    # If the steps of a pass do not divide the data, the first batches hold one example
-    # more.
+    # Rounded up: if b does not divide the data, the first batches hold one example more.
     return -(-self.num_examples // self.steps_per_pass)
 
   @property
@@ -84,6 +82,5 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self.check_size(num_examples)
     order = once(seed).permutation(num_examples)
-    # Strides through the permutation partition it, with batch sizes that differ by at most
-    # one.
+    # Strides partition the permutation into batches whose sizes differ by at most one.
     return np.sort(order[step % self.steps_per_pass :: self.steps_per_pass])

@@ -1,5 +1,4 @@
-"""Cyclic Poisson sampling: groups take turns, and in its turn an example joins
-independently."""
+"""Cyclic Poisson sampling: groups take turns, and in its turn an example joins independently."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ from dpjax.sampling.samplers import (
 class CyclicPoissonSampler(PaddedSampler):
   """Groups take turns; in its group's turn an example takes part with probability `prob`.
 
-  An example's group is drawn once, uniformly and independently of all other examples. With
-  noise of at most `num_groups` bands, a run of n steps is dominated by ceil(n / num_groups)
-  Poisson-sampled Gaussians of probability `prob` whose sensitivity is the largest column
-  norm (Choquette-Choo et al. 2023, arXiv:2306.08153: then an example's turns
-  touch disjoint rows). `prob=1` is balls-in-bins.
+  An example's group is drawn once, uniformly and independently of all other examples. With noise
+  of at most `num_groups` bands, an example's turns touch disjoint rows of C. Then a run of n steps
+  costs at most ceil(n / num_groups) Poisson-sampled Gaussians of probability `prob`, whose
+  sensitivity is the largest column norm of C (Choquette-Choo et al. 2023, arXiv:2306.08153).
+  `prob=1` is balls-in-bins.
 
   Args:
     prob: probability in (0, 1] to take part in a turn; the expected batch is
@@ -61,13 +60,13 @@ class CyclicPoissonSampler(PaddedSampler):
   def sized(cls, size: Sizing) -> Self:
     prob = cls.prob_in_turn(size)
     groups = cls.steps_apart(size)
-    # A run's sampling probability is over all steps; a turn comes once in `groups`.
+    # `size.sampling_prob` is an average over all steps; an example's turn is one in `groups`.
     return cls(prob=prob, num_groups=groups, capacity=size.padded_batch_size)
 
   @classmethod
   def prob_in_turn(cls, size: Sizing) -> float:
     prob = size.sampling_prob * cls.steps_apart(size)
-    # If only rounding is below 1, all examples of the group take part.
+    # A value that is below 1 by rounding alone means that the whole group takes part.
     return 1.0 if prob > 1 - 1e-9 else prob
 
   @property
@@ -83,10 +82,9 @@ class CyclicPoissonSampler(PaddedSampler):
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    # The group is drawn once per run, the coin anew in each step: the proof needs both.
+    # The proof needs one group per run, and independent coins in each step.
     groups = once(seed).integers(self.num_groups, size=num_examples)
     taken = generator(seed, step).random(num_examples) < self.prob
     taken &= groups == step % self.num_groups
-    # A draw above the capacity raises. Its chance is accounted in delta; a cut would not
-    # be.
+    # A draw above the capacity raises. Delta covers the chance of that, and no cut batch.
     return self.checked(np.flatnonzero(taken), step)

@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 
 class ProofOfSize:
-  """The relations of a sampler, which depend on whether its size is public."""
+  """Descriptor of `proof`: the relation follows from whether the size of the data is public."""
 
   def __init__(self, proof: Proved):
     self.proof = proof
@@ -33,15 +33,16 @@ class ProofOfSize:
 class FixedSizeSampler(SizedSampler):
   """`batch_size` distinct examples, drawn uniformly among all subsets of that size.
 
-  A batch has one shape: nothing is padded, and no draw is too large. Both neighbours move the sum
-  by up to 2 l2_clip_norm. So at equal noise Poisson sampling costs less under add_or_remove_one.
+  All batches have one size, so nothing is padded, and no draw is too large. One record in place of
+  another moves the sum by up to 2 l2_clip_norm, also under add_or_remove_one. So at equal noise
+  Poisson sampling costs less there.
 
   Args:
     batch_size: examples per step.
-    num_examples: size of the data where it is public; else a public number that the data reach.
-    size_is_public: True: both neighbours have num_examples records, as under replace_one.
-      False: the larger one has num_examples or more, which is how add_or_remove_one is proved. Data
-      of num_examples - 1 records or more are accepted, and batch_size is below num_examples.
+    num_examples: size of the data if it is public; else a public number that the data reach.
+    size_is_public: True for replace_one: both neighbours have num_examples records. False for
+      add_or_remove_one: the larger neighbour has num_examples records or more. Then data of
+      num_examples - 1 records or more are accepted, and batch_size must be below num_examples.
 
   >>> FixedSizeSampler(batch_size=2, num_examples=4).draw(4, seed=0, step=0).size
   2
@@ -84,8 +85,8 @@ class FixedSizeSampler(SizedSampler):
       return cls(batch_size=batch_size, num_examples=size.num_examples)
     return cls(
       batch_size=batch_size,
-      # An audit may leave out records. The batch size does not follow, or it would tell how many
-      # stayed. Fewer records make a larger share, so the event counts with the fewest.
+      # An audit may leave out records. The batch size stays, so that it does not reveal how many.
+      # The event uses the smallest number of records, at which a batch is the largest share.
       num_examples=size.num_examples - size.may_leave,
       size_is_public=False,
     )
@@ -93,7 +94,7 @@ class FixedSizeSampler(SizedSampler):
   @classmethod
   def nearest_prob(cls, prob: float, num_examples: int, times: int = 1) -> float:
     del times
-    # Only whole batches exist, so only their shares can be run and accounted.
+    # A batch is a whole number of examples, so only these probabilities are possible.
     return whole_batch_size(prob, num_examples) / num_examples
 
   @property
@@ -114,8 +115,7 @@ class FixedSizeSampler(SizedSampler):
     )
 
   def check_data(self, num_examples: int) -> None:
-    """Raises UserError for data of a size that the event does not hold for."""
-    # The event contains a size of the data, so other data would have another event.
+    """Raises UserError for data of a size for which the event does not hold."""
     if self.size_is_public:
       self.check_size(num_examples)
     elif num_examples < self.least_size:

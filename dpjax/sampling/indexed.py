@@ -1,6 +1,6 @@
-"""Rows of a user's data by place; what is wrong with them is reported in one line.
+"""Reads rows of a user's data by index, and checks them; each failure is a one-line error.
 
-No error tells the indices: who was drawn is a secret.
+No error names an index, since who was drawn is secret.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dpjax.validate import UserError
 
 
 def size_of(data: Indexed) -> int:
-  """Returns the number of rows.
+  """Returns the number of rows of a data set.
 
   Raises:
-    UserError: there are none, or nobody can tell.
+    UserError: the data have no rows, or `len` fails.
 
   >>> size_of(np.zeros((3, 2)))
   3
@@ -29,8 +29,7 @@ def size_of(data: Indexed) -> int:
   data = columns.by_place(data)
   try:
     size = len(data)
-  # A user's class may fail in any way, and its message may hold records, so neither is
-  # shown.
+  # A user's class may raise anything. Its message is not shown, since it may hold records.
   except Exception:
     size = None
   if size is None:
@@ -43,12 +42,11 @@ def size_of(data: Indexed) -> int:
 
 
 def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
-  """Returns the function that reads a batch by its indices, after reading two rows as a
-  test.
+  """Returns a function indices -> batch, after it has read the first and the last row as a test.
 
   Raises:
-    UserError: rows cannot be read by place, or come in another order than their indices.
-    The function raises it where they cannot be read later.
+    UserError: rows cannot be read by index, come in another order than their indices, or depend
+      on other rows of the batch. The returned function raises it if a later read fails.
 
   >>> reader(np.arange(3.0), 3)(np.array([2, 0]))
   array([2., 0.])
@@ -68,22 +66,22 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
 
 
 def _reads_by_place(data: Any) -> bool:
-  """Returns whether rows are known to come in the order of indices, in memory of their own."""
-  # These read what a user gave them, which may sort its rows or mix them.
+  """Returns whether `data[indices]` is known to return new arrays in the order of the indices."""
+  # These two wrap a user's data, which may sort or mix rows, so the inner data decide.
   if isinstance(data, columns.Columns):
     return all(_reads_by_place(leaf) for leaf in jax.tree.leaves(data.tree))
   if isinstance(data, UserBlocks):
     return _reads_by_place(data.data)
   is_ours = type(data).__module__.partition(".")[0] == "dpjax"
-  # A subclass of an array may index as it likes.
+  # A subclass of a NumPy array may define indexing anew, so it is not trusted.
   return is_ours or type(data) is np.ndarray or isinstance(data, jax.Array)
 
 
 def rows_of(data: Indexed, indices: np.ndarray) -> Any:
-  """Returns `data[indices]`.
+  """Returns `data[indices]`, checked.
 
   Raises:
-    UserError: it is no tree of arrays of numbers, each with an entry for each index.
+    UserError: it is not a tree of arrays of numbers, each with one row for each index.
 
   >>> rows_of(np.arange(3.0), np.array([1, 1]))
   array([1., 1.])
@@ -95,7 +93,7 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   try:
     examples = data[indices]
     leaves = jax.tree.leaves(examples)
-    # None has no shape.
+    # `_check_kind` refuses a leaf without a shape, for which None is noted here.
     held = [getattr(leaf, "shape", None) for leaf in leaves]
     shapes = [shape if shape is None else tuple(shape) for shape in held]
   except UserError:
@@ -112,7 +110,7 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   for leaf, shape in zip(leaves, shapes):
     _check_kind(data, leaf)
     lengths = shape[:1] if shape else ()
-    # Such a source may return more rows than requested, but never fewer.
+    # A source that declares `adds_rows` may return more rows than requested, but never fewer.
     enough = adds_rows and lengths > (len(indices),)
     if lengths != (len(indices),) and not enough:
       raise UserError(f"{_needs(data)}, which returns {shape} for {len(indices)} indices")
@@ -156,8 +154,10 @@ def _check_kind(data: Indexed, leaf: Any) -> None:
 
 
 def _own_arrays(data: Indexed, rows: Any) -> Any:
-  """Copies rows, since a user's class may reuse its memory. Converts to types that
-  `jax.jit` takes: tensors of torch, frames of polars and arrays of xarray become NumPy's."""
+  """Returns the rows as new NumPy arrays (JAX arrays stay).
+
+  A user's class may reuse its memory, and `jax.jit` takes no tensors of torch, frames of polars or
+  arrays of xarray."""
   failure = ""
   copies = None
   try:
@@ -175,17 +175,15 @@ def _own_arrays(data: Indexed, rows: Any) -> Any:
 
 
 def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) -> None:
-  """Raises UserError for data whose rows do not follow the order of the indices, or depend
-  on the rows read with them.
+  """Raises UserError if rows do not follow the order of the indices, or depend on each other.
 
-  A batch is padded with place 0 at its end, and its mask goes by place. Rows that are sorted
-  would put the padding into rows that count, so that one record counts many times. A row that
-  holds something of the others, such as their mean, has an influence that no clipping bounds.
+  A batch is padded at its end with copies of row 0, and its mask goes by position. If a class sorts
+  rows, padding moves to positions that count, and one record counts many times. A row that holds
+  something of the others, such as their mean, has an influence that no clipping bounds.
   """
-  # First row, last row, and both in falling order with a repeat, so that sorting is
-  # detected.
+  # First row, last row, and both in falling order with a repeat, which shows sorting.
   probes = [np.array(places) for places in ([0], [size - 1], [size - 1, 0, 0])]
-  # Two reads distinguish data that are drawn anew from rows that depend on each other.
+  # A second read tells data that are random at each read from rows that depend on each other.
   looks = [[_contents(read(places)) for places in probes] for _ in range(2)]
   for batch, other, rows in zip(*looks[0]):
     if batch != other and rows in ([*batch, *batch, *other], [*batch, *other, *batch]):
@@ -193,7 +191,7 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
         f"{_needs(data)}, which sorts its rows; they must come in the order of indices, or "
         "the padding of a batch would count"
       )
-    # Texts may be padded to the longest one of a batch.
+    # Rows may differ in length: texts may be padded to the longest one of a batch.
     is_comparable = {*map(len, rows)} == {*map(len, batch)}
     # Data that are drawn anew at each read have no fixed value to compare.
     if looks[0] == looks[1] and is_comparable and rows[1:] != [*batch, *batch]:
@@ -204,7 +202,7 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
 
 
 def _contents(examples: Any) -> list[list[bytes]]:
-  """Returns the bytes of the rows of each leaf."""
-  # Keys have no bytes that NumPy could read.
+  """Returns the bytes of each row, for each leaf."""
+  # NumPy cannot read the bytes of random keys, so they are left out.
   leaves = [leaf for leaf in jax.tree.leaves(examples) if not trees.is_key(leaf)]
   return [[row.tobytes() for row in np.asarray(leaf)] for leaf in leaves]

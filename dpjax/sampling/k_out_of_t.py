@@ -25,20 +25,19 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class KOutOfTSampler(PassSampler, PaddedSampler):
-  """Each example is in `selected` steps of every pass of `steps_per_pass`.
+  """Each example is in `selected` steps of every pass of `steps_per_pass` steps.
 
-  Its set of steps is uniform among all of that size, independent of the other examples, and drawn
-  anew in each pass. So every example takes part equally often, also where the number of steps is
-  no multiple of it. With `selected` 1 it is `RandomAllocationSampler`, draw by draw.
+  Its set of steps is uniform among all sets of that size, independent of other examples, and drawn
+  anew in each pass. So every example takes part equally often, even if `selected` does not divide
+  `steps_per_pass`. With `selected` 1 it draws exactly as `RandomAllocationSampler` does.
 
-  For independent noise. A pass is accounted in full at its first step, as `selected` passes of
-  steps_per_pass / selected steps (`dpjax.accounting.event_kinds.k_out_of_t`). So it costs no less
-  than those passes; choose `RandomAllocationSampler` where the steps divide, and may stop early.
+  The proof is for noise that is independent from step to step. A pass is accounted in full at its
+  first step, as `selected` passes of steps_per_pass / selected steps
+  (`dpjax.accounting.event_kinds.k_out_of_t`). So it costs as much as those passes. If `selected`
+  divides `steps_per_pass`, choose `RandomAllocationSampler`, whose passes are shorter.
 
-  No event is smaller where a pass stops after m of its t steps. A record is then in a
-  hypergeometric number j of the m steps. Revealing j, the mixture of j out of m by its chances
-  would dominate, where no output decides m. It is the cost of a run's length, and costs of steps
-  must add up.
+  A pass that stops early costs as much as a whole one. A smaller event would hold only for a
+  length that no output decides, and would not be a sum of the costs of steps.
 
   Args:
     steps_per_pass: t, steps of a pass.
@@ -90,7 +89,7 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
 
   @classmethod
   def times_per_pass(cls, size: Sizing) -> int:
-    # No default: k decides what a run costs.
+    # k has no default, since it decides what a run costs.
     validate.integer_at_least(1, num_selected=size.num_selected)
     return int(size.num_selected or 0)
 
@@ -107,7 +106,7 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)
     if self.selected == 1:
-      # The draws of `RandomAllocationSampler`, so that both are one sampler.
+      # The same draws as in `RandomAllocationSampler`.
       places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
       return self.checked(np.flatnonzero(places == place), step)
     sets = _pass_of(self.steps_per_pass, self.selected, num_examples, seed, turn)
@@ -115,15 +114,15 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
 
 
 class _Pass:
-  """The examples of each step of one pass. Steps in their order cost what a Poisson draw does;
-  an earlier one begins the pass again."""
+  """Draws the examples of each step of one pass. Asking for steps in order costs one draw a step;
+  asking for an earlier step draws the pass again from its beginning."""
 
   def __init__(self, steps: int, selected: int, num_examples: int, place: tuple[int, int]):
     self._steps = steps
     self._selected = selected
     self._num_examples = num_examples
     self._place = place
-    # Two batches may be drawn at once, each in a thread that reads ahead.
+    # Threads that read ahead may ask for two batches at once.
     self._lock = threading.Lock()
     self._begin()
 
@@ -150,7 +149,7 @@ class _Pass:
       return self._joined.copy()
 
 
-# A pass is kept, so that each step needs one draw. Several: a run may be compared with another.
+# The current pass is kept, so that each step needs one draw. Up to 4, for runs side by side.
 @functools.lru_cache(maxsize=4)
 def _pass_of(
   steps_per_pass: int, selected: int, num_examples: int, seed: int, turn: int

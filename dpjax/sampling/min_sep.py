@@ -21,30 +21,30 @@ from dpjax.validate import UserError
 
 
 def _rate(prob: float, min_sep: int) -> float:
-  """Returns the rate at which an example takes part, given that it rests for min_sep - 1
-  steps afterwards."""
+  """Returns the long-run share of steps in which an example takes part. After each it rests for
+  min_sep - 1 steps."""
   return prob / (1 + (min_sep - 1) * prob)
 
 
-# The steps of all examples are drawn at once. Every `draw` of a run reads the same array.
+# The steps of all examples are drawn at once and cached: each `draw` of a run reads this array.
 @functools.lru_cache(maxsize=2)
 def _renewals(
   prob: float, min_sep: int, num_steps: int, seed: int, num_examples: int
 ) -> np.ndarray:
-  """Draws the steps of each example, [at most ceil(num_steps / min_sep), num_examples],
-  rising."""
+  """Draws the steps of each example: rising, [ceil(num_steps / min_sep), num_examples]. Those from
+  `num_steps` on do not happen."""
   rng = once(seed)
   # More participations are impossible: two steps of one example are min_sep apart.
   times = -(-num_steps // min_sep)
   waits = rng.geometric(prob, (times, num_examples)) - 1
   rate = _rate(prob, min_sep)
-  # Started in the stationary state: the chance to rest is (min_sep - 1) * rate, and each
-  # resting step is equally likely.
+  # Starts as if sampling had always run: an example rests with chance (min_sep - 1) * rate, and
+  # every remaining rest is equally likely.
   locked = rng.random(num_examples) < (min_sep - 1) * rate
   lock = rng.integers(1, max(min_sep, 2), num_examples)
   first = np.where(locked, lock, 0)
   steps = first + np.cumsum(waits, axis=0) + min_sep * np.arange(times)[:, None]
-  # The cache hands out this array itself, so a write would change later draws.
+  # The cache returns this array itself, so a write would change later draws.
   steps.flags.writeable = False
   return steps
 
@@ -57,7 +57,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   distribution. It holds an example with probability prob / (1 + (min_sep - 1) prob).
 
   Args:
-    prob: probability in (0, 1] of a free example to take part.
+    prob: probability in (0, 1] with which an example that does not rest takes part in a step.
     min_sep: least distance between two steps of one example.
     num_steps: steps of the run; a later one raises.
     capacity: padded batch size, as for PoissonSampler.
@@ -98,7 +98,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
 
   @property
   def rate(self) -> float:
-    """Probability that one example is in a batch."""
+    """Returns the probability that one example is in a batch."""
     return _rate(self.prob, self.min_sep)
 
   @staticmethod
@@ -108,7 +108,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
     >>> MinSepSampler.prob_of(0.25, min_sep=4), MinSepSampler.prob_of(0.25, min_sep=1)
     (1.0, 0.25)
     """
-    # Rounding may exceed 1.
+    # By rounding, the quotient may be above 1.
     return min(1.0, rate / max(1 - (min_sep - 1) * rate, rate))
 
   @property
@@ -116,7 +116,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
     return Participation(self.min_sep, cyclic=False)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    # Later steps were not drawn. Drawing them separately would break the least distance.
+    # Later steps were not drawn. Drawn separately, they could be closer than min_sep.
     if step >= self.num_steps:
       raise UserError(f"must be < num_steps={self.num_steps}", field="step", value=step)
     steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)

@@ -16,14 +16,15 @@ def bound_contributions(
 ) -> np.ndarray:
   """Chooses examples greedily so that nobody owns more than `max_contribution` of them.
 
-  Examples are visited in a random order, those with fewer owners first, and kept where every owner
-  has room. No example that is left out could be added (Ganesh et al. 2025, arXiv:2503.03622,
-  section 4). For one owner each it keeps as many as there can be.
+  Examples are visited in a random order, those with fewer owners first. An example is kept if none
+  of its owners has `max_contribution` examples yet. So no example that is left out could be added
+  (Ganesh et al. 2025, arXiv:2503.03622, section 4). If each example has one owner, as many are kept
+  as possible.
 
   Args:
     owners: for each of n examples the users who own it; an example without owners is kept.
-    max_contribution: examples of one user, at most.
-    seed: of the order, public. The choice looks at owners alone, so it is public where they are.
+    max_contribution: most examples of one user.
+    seed: public seed of the order. If owners are public, the choice is too: it uses nothing else.
 
   Returns:
     Rows of the examples that are kept, rising, [m] int64.
@@ -38,7 +39,7 @@ def bound_contributions(
   validate.integer_at_least(0, seed=seed)
   each = [_of_one(row, names) for row, names in enumerate(owners)]
   order = np.random.default_rng([seed, 0x0117]).permutation(len(each))
-  # An example of many owners takes room from each of them.
+  # An example with many owners uses up a place of each of them, so it comes late.
   order = order[np.argsort([len(each[row]) for row in order], kind="stable")]
   taken: Counter[Hashable] = Counter()
   kept = []
@@ -50,7 +51,7 @@ def bound_contributions(
 
 
 def _of_one(row: int, names: Iterable[Hashable]) -> frozenset[Hashable]:
-  # A string is one name, and its letters are not.
+  # A string is one user's name, not a collection of letters.
   if isinstance(names, str | bytes):
     return frozenset([names])
   try:

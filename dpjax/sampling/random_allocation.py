@@ -22,12 +22,11 @@ from dpjax.sampling.samplers import (
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocationSampler(PassSampler, PaddedSampler):
-  """Each example is in one step of every pass of `steps_per_pass`, drawn uniformly,
-  independently, and anew in each pass. Every example takes part once a pass, and the secret
-  step amplifies.
+  """Each example is in one step of every pass of `steps_per_pass` steps. The step is drawn
+  uniformly, independently, and anew in each pass. That it is secret lowers the privacy cost.
 
-  For independent noise. A pass is accounted in full at its first step
-  (`dpjax.accounting.random_allocation`), so an unfinished one costs as much as a whole one.
+  The proof is for noise that is independent from step to step. A pass is accounted in full at its
+  first step (`dpjax.accounting.random_allocation`), so an unfinished one costs as much.
 
   Args:
     steps_per_pass: steps of a pass.

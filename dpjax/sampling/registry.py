@@ -1,7 +1,7 @@
-"""The samplers that a config may name: one row each.
+"""The samplers that a config may name.
 
-Everything else about a sampler stands with its class. The lists by use and the rows of
-`dpjax.accounting.PROVED` are derived from these.
+A sampler's class defines all that is known of it. Lists by use, and the samplers' rows in
+`dpjax.accounting.PROVED`, are derived from the classes.
 
 | sampler                 | an example takes part in                               |
 | ----------------------- | ------------------------------------------------------ |
@@ -57,7 +57,7 @@ _ALL: tuple[type[Sampler], ...] = (
 SAMPLERS: dict[str, type[Sampler]] = {kind.name: kind for kind in _ALL}
 
 for _kind in _ALL:
-  # Users' samplers use the scheme of Poisson sampling, which has its row already.
+  # `UserSampler` uses the scheme of Poisson sampling, whose row exists already.
   if _kind.scheme == _kind.name:
     declare(_kind.name, _kind.proof)
 
@@ -76,10 +76,10 @@ def used_for(purpose: str) -> dict[str, type[Sampler]]:
 
 
 def answered(how: str) -> tuple[str, ...]:
-  """Returns the names of the samplers that `launch.account` knows.
+  """Returns the names of the samplers for which `launch.account` computes epsilon in one way.
 
   Args:
-    how: "exact" by the accountants, or "simulated" beside a proof without amplification.
+    how: "exact", by the accountants; or "simulated", beside a proof without amplification.
 
   >>> answered("simulated")
   ('balls_in_bins', 'min_sep')

@@ -1,12 +1,12 @@
 """Base classes of samplers: who takes part in a step, and the event for the accountant.
 
 A sampler's fields are public: they may be printed. The size of the data and the seed are
-arguments of its methods, because they belong to the data holder. Every draw is a pure
-function of (seed, step), so a resumed run draws what the interrupted one would have.
+arguments of its methods, because they belong to the data holder. Every draw is a function of
+(seed, step) and the size alone, so a resumed run draws what the interrupted one would have.
 
-Each sampler has a file of its own; `dpjax.sampling.registry` lists them. A sampler for
-correlated noise keeps what it declares in `participation`: `dpjax.Plan` reads the cost off
-that, and refuses one that declares nothing.
+Each sampler has its own file; `dpjax.sampling.registry` lists them. A sampler for correlated
+noise declares in `participation` how far apart an example's steps are, and must keep to it:
+`dpjax.Plan` computes the cost from that, and refuses a sampler that declares nothing.
 """
 
 from __future__ import annotations
@@ -30,57 +30,57 @@ DpEvent = dp_accounting.DpEvent
 
 
 class Participation(NamedTuple):
-  """Bounds on the sets of steps that one example may take part in: public."""
+  """Public bounds on the steps in which one example may take part."""
 
   min_sep: int  # any two of its steps differ by at least this
-  cyclic: bool  # and by a multiple of it
-  sampling_prob: float = 1.0  # with which it takes part in a step of its turn
+  cyclic: bool  # whether they differ by a multiple of min_sep
+  sampling_prob: float = 1.0  # chance that it takes part in its turn; 1: it always does
 
 
 class Sizing(NamedTuple):
-  """Public numbers of a run that determine the size of its sampler."""
+  """Public numbers of a run that determine the fields of its sampler."""
 
-  sampling_prob: float  # of one example to be in a batch, on average
+  sampling_prob: float  # average chance that one example is in a batch
   num_examples: int  # public
   num_steps: int = 1
-  padded_batch_size: int = 1  # that no draw exceeds; a plan fits a smaller one
-  capacity: int | None = None  # that the config asks for
-  separation: int | None = None  # steps between two of an example, that the config asks for
-  num_selected: int | None = None  # steps of a pass for an example, likewise
-  neighboring_relation: str = ""  # of the guarantee; "": none is asked for
+  padded_batch_size: int = 1  # so large that no draw exceeds it; a plan fits a smaller one
+  capacity: int | None = None  # requested by the config; None: not requested
+  separation: int | None = None  # requested steps between two participations of an example
+  num_selected: int | None = None  # requested steps of an example in each pass
+  neighboring_relation: str = ""  # of the guarantee; "" if none is requested
   unit: str = "example"  # what one row is, for messages
-  may_leave: int = 0  # records that the coins of an audit may leave out
+  may_leave: int = 0  # most records that an audit may leave out at random
 
   @property
   def slots(self) -> int:
-    """The old name of `padded_batch_size`, for one release."""
+    """Returns `padded_batch_size`, under its old name, for one release."""
     return self.padded_batch_size
 
 
 class _ProofOfScheme:
-  """The default proof of a sampler: the row that its `scheme` names."""
+  """Descriptor of the default `proof`: the row of the table that `scheme` names."""
 
   def __get__(self, sampler: Sampler | None, kind: type[Sampler]) -> Proved:
     return proved_for(kind.scheme if sampler is None else sampler.scheme)
 
 
 class Sampler(abc.ABC):
-  """A sampler, as a plan needs it. Methods that are not abstract claim nothing by default.
+  """Base class of samplers. Methods that are not abstract claim no privacy by default.
 
-  Subclasses are frozen dataclasses whose fields are public. One that states an event either
-  has a `proof` of its own or names, in `scheme`, the row of `accounting.PROVED` that is its proof.
+  Subclasses are frozen dataclasses whose fields are public. A subclass that states an event needs
+  a proof: its own `proof`, or the name in `scheme` of a row of `accounting.PROVED`.
 
   Attributes:
     name: name in configs; "" for a user's own sampler.
-    used_for: sections of a config that may name it; see `registry.used_for`.
+    used_for: purposes for which a config may name it; see `registry.used_for`.
     options: config fields that it reads, out of "capacity", "separation" and "num_selected".
-    answers: name in `launch.account`; see `registry.answered`.
+    answers: how `launch.account` computes its epsilon, "exact" or "simulated"; "" if it does not.
     takes_whole_passes: whether a pass must be a whole number of steps; see `check_prob`.
     relation_must_be_named: whether a run must name its relation to have a proof.
-    unit: the record whose presence epsilon hides, such as "example" or "user".
-    steps_alike: whether every step is the same event.
-    can_overflow: whether a draw can exceed `padded_batch_size`. Then it raises.
-    small: settings over 4 examples and 2 steps, for its distinguishing games.
+    unit: the record that a guarantee protects, such as "example" or "user".
+    steps_alike: whether every step has the same event.
+    can_overflow: whether a draw can exceed `padded_batch_size`; then `draw` raises.
+    small: settings for 4 examples and 2 steps, with which tests try to tell neighbours apart.
   """
 
   name: ClassVar[str] = ""
@@ -101,11 +101,10 @@ class Sampler(abc.ABC):
   slots: ClassVar[Any] = _moved.OldName("padded_batch_size")
 
   def __init_subclass__(cls, **options: Any) -> None:
-    """Keeps scheme and proof of a class together: a class that states one does not inherit
-    the other."""
+    """Keeps scheme and proof consistent: a class that defines one does not inherit the other."""
     super().__init_subclass__(**options)
     _moved.rename_attributes(cls, law="scheme", slots="padded_batch_size")
-    # Only the class's own statements count: an inherited proof belongs to another scheme.
+    # An inherited proof belongs to another scheme, so only the class's own attributes count.
     stated = cls.__dict__
     if "scheme" not in stated and ("name" in stated or "proof" in stated):
       cls.scheme = cls.name or cls.__name__
@@ -114,10 +113,10 @@ class Sampler(abc.ABC):
 
   @classmethod
   def sized(cls, size: Sizing) -> Sampler:
-    """Returns the sampler of a run from the run's numbers.
+    """Returns the sampler for the numbers of a run.
 
     Raises:
-      UserError: numbers that it cannot have, or a class that no config can name.
+      UserError: numbers that do not fit this sampler, or a class that no config can name.
     """
     del size
     raise UserError(
@@ -136,10 +135,10 @@ class Sampler(abc.ABC):
   def check_prob(
     cls, size: Sizing, *, purpose: str = "", name: str = "sampling_prob"
   ) -> None:
-    """Raises UserError where no pass of its has the sampling probability of `size`.
+    """Raises UserError if no whole pass of this sampler has the sampling probability of `size`.
 
     Args:
-      purpose: names the sampler in the message; "": by its class.
+      purpose: name of the sampler in the message; "" for that of the class.
       name: name of the probability, for the message.
     """
     if cls.takes_whole_passes:
@@ -149,25 +148,24 @@ class Sampler(abc.ABC):
 
   @classmethod
   def steps_apart(cls, size: Sizing) -> int:
-    """Returns the least number of steps between two participations of one example: a pass,
-    or as requested."""
+    """Returns the least number of steps between two participations of one example: the requested
+    one, or about 1 / sampling_prob."""
     if cls.takes_whole_passes:
       return steps_per_pass(size.sampling_prob)
-    # 1 / sampling_prob may be just below a whole number by rounding, which the addend
-    # corrects.
+    # The addend corrects 1 / sampling_prob if rounding left it just below a whole number.
     return size.separation or max(1, int(1 / size.sampling_prob + 1e-9))
 
   @classmethod
   def prob_in_turn(cls, size: Sizing) -> float:
-    """Returns the probability that an example takes part in a step of its turn."""
+    """Returns the chance that an example takes part in its turn; 1 for samplers without turns."""
     del size
     return 1.0
 
   @classmethod
   def nearest_prob(cls, prob: float, num_examples: int, times: int = 1) -> float:
-    """Returns the closest sampling probability that its batches can have.
+    """Returns the closest sampling probability to `prob` that batches can have.
 
-    By default any, or where it takes whole passes the closest one on the private side.
+    By default that is `prob`. For whole passes it is the largest possible one up to `prob`.
 
     Args:
       times: `times_per_pass`.
@@ -175,72 +173,71 @@ class Sampler(abc.ABC):
     del num_examples
     if not cls.takes_whole_passes:
       return prob
-    # A pass that is whole but for rounding stays as it is. A longer one is the private side: it
-    # takes each example less often.
+    # A longer pass takes each example less often, so rounding up is on the private side. A pass
+    # that is whole up to rounding errors is kept.
     whole = whole_passes(prob, times)
     return times / (steps_per_pass(prob, times) if whole else math.ceil(times / prob))
 
   @property
   @abc.abstractmethod
   def padded_batch_size(self) -> int:
-    """Leading axis of every batch, constant for one compilation."""
+    """Returns the number of rows of every batch, with padding; constant, so JAX compiles once."""
 
   @abc.abstractmethod
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Draws the indices of the examples that take part in `step`; may be empty.
+    """Draws the indices of the examples that take part in `step`, [k]; k may be 0.
 
-    They are a function of (seed, step).
+    The result must be a function of (num_examples, seed, step) alone.
 
     Raises:
-      UserError: data of another size than it was made for; a draw above the capacity.
+      UserError: the sampler was made for data of another size; a draw above the capacity.
     """
 
   def event(self, inner: DpEvent) -> DpEvent | None:
-    """Returns the event for one step that adds `inner`; None: no epsilon is proved."""
+    """Returns the event of one step whose noisy sum has the event `inner`; None: no proof."""
     del inner
     return None
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event that `step` adds. Events of the first t steps compose to their
-    cost."""
+    """Returns the event that `step` adds. Those of the first t steps compose to their cost."""
     del step
     return self.event(inner)
 
   @property
   def steps_per_event(self) -> int:
-    """Number of steps that one `event` covers; more where a pass is accounted as a whole."""
+    """Returns the number of steps that one `event` covers: 1, or those of a whole pass."""
     return 1
 
   @property
   def participation(self) -> Participation | None:
-    """Returns the distance of one example's steps; None: no bound is kept."""
+    """Returns bounds on the steps of one example; None if there is none."""
     return None
 
   @property
   def only_size(self) -> int | None:
-    """The only size of data that it accepts, which makes the size public; None: any."""
+    """Returns the only size of data that it accepts, which is then public; None for any size."""
     return None
 
   @property
   def least_size(self) -> int:
-    """Smallest number of records that it accepts."""
+    """Returns the smallest number of records that it accepts."""
     return self.only_size or 0
 
   @property
   def rows_of_record(self) -> int:
-    """Number of rows of the data that its unit may own."""
+    """Returns the largest number of rows that one unit may own."""
     return 1
 
   def log_overflow_prob(self, num_examples: int) -> float:
-    """log P(a draw from num_examples exceeds the padded batch size), or an upper bound;
-    -inf if it cannot."""
+    """Returns log P(a draw from num_examples exceeds the padded batch size), or an upper bound;
+    -inf if no draw can."""
     del num_examples
     return -math.inf
 
   def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
     """Returns this sampler with the smallest padded batch size that is enough.
 
-    It is a multiple of 8. One draw exceeds it with log-probability at most `log_overflow_prob`.
+    It is a multiple of 8. A draw exceeds it with log-probability at most `log_overflow_prob`.
     """
     raise UserError(
       "must be a PoissonSampler or its kin to have a capacity", field="sampler", value=self
@@ -248,8 +245,9 @@ class Sampler(abc.ABC):
 
 
 def assumption(part: object) -> str:
-  """Names the unproved part of a user's sampler, rule or strategy. "" for one of dpjax's:
-  the class of that name in dpjax's module, with all of its methods unchanged.
+  """Returns what is unproved about a sampler, rule or strategy; "" if it is dpjax's own.
+
+  An object is dpjax's own if its class stands in a dpjax module, and no method was replaced.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> assumption(PoissonSampler(prob=0.5, capacity=8)), assumption(generator(0, 0))
@@ -271,7 +269,7 @@ def assumption(part: object) -> str:
 
 
 def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-  """Calls `sampler.draw`; a user's result must satisfy what a plan relies on.
+  """Calls `sampler.draw`, and checks the result of a user's own sampler.
 
   Raises:
     UserError: the result is no array of at most `padded_batch_size` distinct indices.
@@ -279,8 +277,7 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
   drawn = sampler.draw(num_examples, seed=seed, step=step)
   if not assumption(sampler):
     return drawn
-  # Repeated or foreign indices would give one record more weight than the sensitivity
-  # allows.
+  # A repeated index would give one record more weight than the sensitivity allows.
   rows = np.asarray(drawn)
   right = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
   right = right and np.unique(rows).size == rows.size <= sampler.padded_batch_size
@@ -321,10 +318,10 @@ class SizedSampler(Sampler):
 
 
 class PaddedSampler(Sampler):
-  """A sampler of a random number of examples, each independently with probability `rate`.
+  """Base class of samplers in which examples join a batch independently, each with chance `rate`.
 
   Batches are padded to a field `capacity`. A draw above it is never cut: it raises, and
-  `dpjax.Plan` refuses to start unless the chance of that fits into delta.
+  `dpjax.Plan` refuses to start unless delta covers the chance of that.
   """
 
   can_overflow: ClassVar[bool] = True
@@ -333,7 +330,7 @@ class PaddedSampler(Sampler):
   @property
   @abc.abstractmethod
   def rate(self) -> float:
-    """Probability that one example is in a batch."""
+    """Returns the probability that one example is in the batch of a step."""
 
   @property
   def padded_batch_size(self) -> int:
@@ -342,7 +339,7 @@ class PaddedSampler(Sampler):
   def log_overflow_prob(self, num_examples: int) -> float:
     """Computes log P(a draw from num_examples exceeds the capacity); -inf if it cannot.
 
-    Where that is too small for a float, it is Chernoff's bound on it.
+    If SciPy's result is not finite, it is Chernoff's bound instead.
 
     >>> from dpjax.sampling import PoissonSampler
     >>> PoissonSampler(prob=0.5, capacity=10).log_overflow_prob(10)
@@ -354,8 +351,7 @@ class PaddedSampler(Sampler):
     rate = self.rate
     if n <= self.capacity:
       return -math.inf
-    # In logarithms: the chance is compared with a share of delta, and both may be below
-    # 1e-300.
+    # In logarithms, since the chance may be below the smallest float64.
     exact = float(stats.binom.logsf(self.capacity, n, rate))
     return exact if math.isfinite(exact) else _log_chernoff(self.capacity + 1, n, rate)
 
@@ -386,7 +382,7 @@ class PaddedSampler(Sampler):
     return of(high)
 
   def checked(self, taken: np.ndarray, step: int) -> np.ndarray:
-    """Returns the draw of a step; UserError where it exceeds the capacity."""
+    """Returns the draw of a step; raises UserError if it exceeds the capacity."""
     if taken.size > self.capacity:
       raise UserError(
         f"the draw of step {step} took more examples; it is never cut silently, "
@@ -398,11 +394,11 @@ class PaddedSampler(Sampler):
 
 
 class PassSampler(Sampler):
-  """A sampler whose passes are accounted as a whole, each at its first step.
+  """Base class of samplers whose passes are accounted as a whole, each at its first step.
 
-  `event` is that of a whole pass. So a run may stop anywhere in a pass, even by what it has
-  released; a pass that has begun costs as much as a finished one. Its length is a field
-  `steps_per_pass`, or `steps_per_event` is overridden.
+  `event` returns the event of a whole pass. So a run may stop anywhere in a pass, even because of
+  what it has released; a pass that has begun costs as much as a finished one. A subclass has a
+  field `steps_per_pass`, or overrides `steps_per_event`.
   """
 
   steps_alike: ClassVar[bool] = False
@@ -413,16 +409,17 @@ class PassSampler(Sampler):
     return self.steps_per_pass
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event that `step` adds: of its whole pass, or nothing within one."""
+    """Returns the event of the whole pass if `step` is its first one, else that of nothing."""
     validate.integer_at_least(0, step=step)
     whole = self.event(inner)
-    # The record is in unknown steps of the pass, so its cost is accounted before all of them.
+    # Nobody knows in which step of the pass a record is, so the cost comes before all of them.
     is_within = whole is not None and step % self.steps_per_event != 0
     return dp_accounting.NoOpDpEvent() if is_within else whole
 
 
 def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
-  """An upper bound on log P(Bin(n, rate) >= count): -n KL(count / n, rate), above the mean."""
+  """Returns an upper bound on log P(Bin(n, rate) >= count): -n KL(count / n, rate); 0 if count is
+  not above the mean."""
   share = count / num_examples
   n = num_examples
   if share <= rate:
@@ -433,21 +430,20 @@ def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
 
 
 def generator(seed: int, *place: int) -> np.random.Generator:
-  """Returns the generator of one step, or for any other purpose.
+  """Returns the random generator for a seed and a place, such as the number of a step.
 
-  Generators of other places or seeds are independent of it.
+  Generators of different places or seeds are independent of each other.
 
   >>> generator(0, 5).random() == generator(0, 5).random()
   True
   """
-  # A counter-based generator with its own spawn key: step t needs no earlier draws, and a
-  # resumed run repeats it.
+  # Each place has its own spawn key, so step t needs no earlier draws and can be repeated.
   sequence = np.random.SeedSequence(seed, spawn_key=place)
   return np.random.Generator(np.random.Philox(sequence))
 
 
 def once(seed: int) -> np.random.Generator:
-  """Returns the generator for draws made once per run, separate from those of the steps."""
+  """Returns the generator for draws made once per run, independent of those of the steps."""
   return generator(seed, 0, 0)
 
 

@@ -15,9 +15,9 @@ from dpjax.validate import UserError
 
 
 class _WhereSizeIsPublic:
-  """A class attribute that is hidden on objects without a public size.
+  """Descriptor: `value`, but `otherwise` on a sampler without a public `num_examples`.
 
-  A descriptor, and no value set on the object: what is set there could be set by anybody.
+  It is no attribute of the object, since anybody could set one there.
   """
 
   def __init__(self, value: Any, *, otherwise: Any):
@@ -33,15 +33,14 @@ class _WhereSizeIsPublic:
 class ShuffledSampler(PassSampler):
   """Batches cut from a fresh permutation in every epoch; the remainder is dropped.
 
-  What most non-private code does. Accounting it as Poisson would be wrong (pitfall P13).
-  What is proved, when `num_examples` is given: an epoch costs at most ONE step on all data,
-  without any amplification. Proof: the permutation does not depend on the data, so let it
-  be known. The batches of an epoch are then fixed and disjoint, and the one record in which
-  two neighbours differ is in at most one of them. Every other step of the epoch, though it
-  may depend on all earlier outputs, is the same mechanism for both neighbours and loses
-  nothing; that one step is a Gaussian of sensitivity at most 2 C (replace_one) or C
-  (replace_special), whatever came before. Under add_or_remove_one the permutation itself
-  would change, and nothing is proved.
+  Most non-private code samples so. Accounting it as Poisson sampling is wrong (pitfall P13).
+  What is proved, if `num_examples` is given: an epoch costs at most ONE step on all data, without
+  any amplification. Proof: the permutation does not depend on the data, so let it be known. The
+  batches of an epoch are then fixed and disjoint, and the one record in which two neighbours differ
+  is in at most one of them. Every other step of the epoch, though it may depend on all earlier
+  outputs, is the same mechanism for both neighbours and costs nothing. That one step is a Gaussian
+  of sensitivity at most 2 C (replace_one) or C (replace_special), whatever came before. Under
+  add_or_remove_one the permutation itself would change, and nothing is proved.
 
   Args:
     batch_size: examples per step.
@@ -105,7 +104,7 @@ class ShuffledSampler(PassSampler):
 
   @property
   def steps_per_epoch(self) -> int:
-    """Number of whole batches in the data, at least one."""
+    """Returns the number of whole batches in the data, at least 1."""
     if self.num_examples is None:
       raise UserError(
         "must be given to know how long an epoch is", field="num_examples", value=None
@@ -117,8 +116,7 @@ class ShuffledSampler(PassSampler):
     return self.steps_per_epoch
 
   def event(self, inner: DpEvent) -> DpEvent | None:
-    """Returns the event of a whole epoch: of one step on all data. None where no size is
-    public."""
+    """Returns the event of a whole epoch: one step on all data. None if no size is public."""
     return None if self.num_examples is None else inner
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:

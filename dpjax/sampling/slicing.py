@@ -1,4 +1,4 @@
-"""Physical slices of one draw, so that a large logical batch fits into memory."""
+"""Slices of the draw of one step, so that a large batch fits into memory piece by piece."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ def rows_of_slice(padded_batch_size: int, count: int) -> int:
 def slices(
   indices: np.ndarray, padded_batch_size: int, count: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Splits the draw of ONE logical step into `count` padded slices, (indices, mask) each.
+  """Splits the draw of ONE step into `count` padded slices, and yields (indices, mask) of each.
 
-  Guarantee: every drawn example is in exactly one slice, so in a logical step it takes part
-  at most once (pitfall P15). Each slice has
-  `rows_of_slice(padded_batch_size, count)` rows; slices may be empty, and there are
-  always `count` of them.
+  Guarantee: every drawn example is in exactly one slice, so it takes part at most once in a step
+  (pitfall P15). Each slice has `rows_of_slice(padded_batch_size, count)` rows. There are always
+  `count` slices, of which some may hold padding only.
 
   >>> [(i.tolist(), m.tolist()) for i, m in slices(np.array([3, 5, 8]), 4, 2)]
   [([3, 5], [True, True]), ([8, 0], [True, False])]

@@ -18,15 +18,14 @@ from dpjax.validate import UserError, Verbatim
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonSampler(SizedSampler):
-  """Each example joins with probability `prob`. Of more than `capacity` examples a
-  uniformly random `capacity` of them are kept.
+  """Each example joins with probability `prob`. If more than `capacity` join, a uniformly random
+  subset of that size is kept.
 
-  A batch never overflows, so no share of delta is set aside and a small capacity may be
-  chosen. The cost: where a batch was cut, anyone who is in it pushed another one out, so that
-  one record moves the sum by up to 2 C. This is NOT Poisson sampling (pitfall P12): its
-  event is proved under replace_special, by PLD, and only for Gaussian noise; see
-  `dpjax.accounting.event_kinds.truncated_poisson` for the proof. A record that is zeroed out
-  keeps its place.
+  A batch never overflows, so no share of delta is set aside, and the capacity may be small. The
+  price: in a batch that was cut, each record took the place of another one, so one record moves
+  the sum by up to 2 C. This is NOT Poisson sampling (pitfall P12). Its event is proved under
+  replace_special (an emptied record keeps its place), by PLD, and only for Gaussian noise; see
+  `dpjax.accounting.event_kinds.truncated_poisson` for the proof.
 
   Args:
     prob: sampling probability in (0, 1].
@@ -58,10 +57,8 @@ class TruncatedPoissonSampler(SizedSampler):
 
   @classmethod
   def sized(cls, size: Sizing) -> Self:
-    """Returns a sampler of the requested capacity.
-
-    By default it cuts one step in a thousand: the mean and three standard deviations.
-    """
+    """Returns a sampler of the requested capacity. By default that is the mean plus three standard
+    deviations, so that about one step in a thousand is cut."""
     prob = size.sampling_prob
     mean = prob * size.num_examples
     deviation = math.sqrt(prob * (1 - prob) * size.num_examples)
@@ -95,6 +92,5 @@ class TruncatedPoissonSampler(SizedSampler):
     taken = np.flatnonzero(rng.random(num_examples) < self.prob)
     if taken.size <= self.capacity:
       return taken
-    # The kept examples must be uniform and independent of the data: the proof averages over
-    # them.
+    # The proof needs a uniform choice that does not depend on the data.
     return np.sort(rng.choice(taken, self.capacity, replace=False, shuffle=False))

@@ -10,9 +10,9 @@ from dpjax.sampling.poisson import PoissonSampler
 
 @dataclasses.dataclass(frozen=True)
 class UserSampler(PoissonSampler):
-  """Each USER joins a step independently with probability `prob`, with a whole block.
+  """Each USER joins a step independently with probability `prob`, with all of that user's examples.
 
-  Args and event: as `PoissonSampler`; `capacity` counts users.
+  Arguments and event are those of `PoissonSampler`; `capacity` counts users.
 
   >>> UserSampler(prob=0.5, capacity=8).unit
   'user'

@@ -1,17 +1,17 @@
 """User-level privacy: the unit is a user, with everything that user contributed.
 
-All examples of one user are grouped into ONE block, and a block is to the rest of dpjax
-what an example is elsewhere: it is sampled, clipped and accounted as a whole.
+All examples of one user are grouped into ONE block. The rest of dpjax treats a block as one
+example: it is sampled, clipped and accounted as a whole.
 
   blocks = group_by_user(train, user_ids, max_examples_per_user=8)
   plan = dpjax.Plan.calibrated(sampler=UserSampler(prob=0.01, capacity=64), ...)
   grad_fn = plan.clipped_grad(user_loss(loss_fn))     # the loss of ONE user
   for batch in plan.batches(blocks, rng=2): ...       # [64 users, 8 examples, ...]
 
-Guarantee: the examples of user u influence u's block alone, so whatever u's data are, the
-clipped sum moves by at most C when u joins or leaves, and 2 C when u's data are exchanged.
-It needs that an example belongs to one user, and that which of u's examples are kept
-depends on u alone: both hold by construction.
+Guarantee: the examples of user u influence u's block alone. So whatever u's data are, the clipped
+sum moves by at most C when u joins or leaves, and by at most 2 C when u's data are exchanged. By
+construction each example belongs to one user, and which of u's examples are kept depends on u
+alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ CHOICES = ("first", "random")
 class UserBlocks:
   """Examples grouped by user. `len` counts users, and indexing gathers blocks.
 
-  `blocks[users]` is a `Batch` of examples [len(users), m, ...] and mask [len(users), m].
+  `blocks[users]` is a `Batch` of examples [len(users), m, ...] and mask [len(users), m], where m is
+  the `max_examples_per_user` of `group_by_user`.
   """
 
   data: Indexed
@@ -51,7 +52,7 @@ class UserBlocks:
   def __getitem__(self, users: Any) -> Batch:
     rows = self.members[users]
     mask = self.mask[users]
-    # One read of all rows: many data sets are slow to index and fast to gather.
+    # All rows are read at once, since many data sets are slow to read row by row.
     flat = self.data[rows.reshape(-1)]
     block = jax.tree.map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), flat)
     return Batch(block, mask)
@@ -69,10 +70,10 @@ def group_by_user(
 
   Args:
     data: n examples, with `len` and row indexing, or a dict of arrays [n, ...].
-    user_ids: [n] integers or strings: whose each example is.
+    user_ids: the owner of each example, [n] integers or strings.
     max_examples_per_user: m, public; a user's further examples are never used.
-    choose: which are kept. "first" in the order of `data`, or "random" by a stream of
-      (seed, user id) alone: other users have no influence on it.
+    choose: which examples are kept: the "first" in the order of `data`, or "random" ones, which
+      depend on (seed, user id) and no other user.
 
   Raises:
     UserError: ids that do not fit the data, or m < 1.
@@ -113,7 +114,7 @@ def _kept(
 ) -> np.ndarray:
   if user_rows.size <= most or choose == "first":
     return user_rows[:most]
-  # Seeded by the user alone. With a shared stream, another user would change the choice.
+  # Seeded by the user alone. With a shared generator, another user would change the choice.
   digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
   chosen = np.random.default_rng(int.from_bytes(digest, "big")).permutation(user_rows.size)[
     :most
@@ -122,7 +123,7 @@ def _kept(
 
 
 def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
-  """The loss of ONE user, given as a block of padded examples; it plugs in as a LossFn.
+  """Returns the loss of ONE user, whose padded block takes the place of an example.
 
   Args:
     loss_fn: (params, ONE example) -> scalar.
@@ -138,7 +139,7 @@ def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
 
   def of_one_user(params: Any, block: Batch) -> Array:
     mask = jnp.asarray(block.mask)
-    # padding is replaced by a real example: 0 x NaN in its gradient would be NaN
+    # Padding is replaced by a real example. Masked with 0, a NaN in its gradient would stay NaN.
     real = jax.tree.map(lambda leaf: _padded_by_first(leaf, mask), block.examples)
     losses = jax.vmap(loss_fn, in_axes=(None, 0))(params, real)
     total = jnp.where(mask, losses, 0).sum()
@@ -148,6 +149,6 @@ def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
 
 
 def _padded_by_first(leaf: Any, mask: Array) -> Any:
-  """[m, ...] with every padded row replaced by the first row, which is never padding."""
+  """Returns [m, ...] with every padded row replaced by the first row, which is never padding."""
   leaf = jnp.asarray(leaf)
   return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, leaf[:1])

@@ -20,9 +20,9 @@ from dpjax.sampling.samplers import DpEvent, generator
 class WithReplacementSampler(FixedSizeSampler):
   """`batch_size` draws, each uniform among all examples: an example may come several times.
 
-  Every copy is an example of the batch, clipped by itself. So an example moves the sum by
-  2 l2_clip_norm for each of its copies. Its epsilon is above that of `FixedSizeSampler`: choose it
-  only where the data are read with replacement anyway.
+  Every copy in a batch is clipped by itself. So replacing an example moves the sum by up to
+  2 l2_clip_norm for each of its copies. Epsilon is above that of `FixedSizeSampler`: choose this
+  sampler only if the data are read with replacement anyway.
 
   The arguments are those of `FixedSizeSampler`.
 
@@ -46,5 +46,5 @@ class WithReplacementSampler(FixedSizeSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self.check_data(num_examples)
     draws = generator(seed, step).integers(num_examples, size=self.batch_size)
-    # The order inside a batch has no meaning. Sorted, it matches that of other batches.
+    # Sorted like other batches; the order inside a batch does not matter.
     return np.sort(draws)

@@ -1,9 +1,9 @@
-"""Gradient accumulation: one logical batch in several physical ones, one noise, one update.
+"""Gradient accumulation: the batch of one step comes in slices; noise and update happen once.
 
-The sensitivity of the accumulated sum is C only if an example is in at most ONE of the
-slices of a logical step. Slices that are cut from one draw are (`dpjax.sampling.slices`,
-`Plan(slices=k).batches`); independent draws per slice are not: an example drawn k times
-would move the sum by k C (pitfall P15).
+The sensitivity of the accumulated sum is C only if an example is in at most ONE slice of a step.
+This holds for slices that are cut from one draw (`dpjax.sampling.slices`,
+`Plan(slices=k).batches`). It does not hold for an independent draw per slice: an example drawn k
+times would move the sum by k C (pitfall P15).
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from dpjax.validate import UserError
 
 
 class AccumulateState(NamedTuple):
-  """State: `inner` moves once per logical step; `total` is not private and contains no
-  noise."""
+  """State of `accumulate`. `total` holds clipped gradients without noise: keep it secret."""
 
-  inner: Any
-  total: Any  # params-shaped, at least float32: clipped gradients of the slices so far
-  slices: jax.Array  # int32, of this logical step so far
+  inner: Any  # state of the wrapped chain, which changes once per step
+  total: (
+    Any  # params-shaped, at least float32: sum of clipped gradients of this step so far
+  )
+  slices: jax.Array  # int32, number of slices of this step so far
   checksum: Any = None  # uint32, of slices; None is refused
 
 
@@ -40,23 +41,21 @@ def accumulate(
   l2_clip_norm: ClipLike,
   padded_batch_size: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Sums clipped gradients over `every` slices, and passes the sum to `tx` with the last
-  one.
+  """Sums clipped gradients over `every` slices. With the last one it passes the sum to `tx`.
 
   Args:
-    tx: the WHOLE chain, `optax.chain(clip_and_noise(...), optimizer)`: noise, division and
-      the optimizer's own state move once per logical step.
-    every: slices of a logical step.
+    tx: the WHOLE chain, `optax.chain(clip_and_noise(...), optimizer)`: noise, division and the
+      optimizer's update happen once per step.
+    every: number of slices of a step.
     l2_clip_norm: that of the private transform inside `tx`.
-    padded_batch_size: rows of each slice; other sizes are then refused.
+    padded_batch_size: rows of each slice, to refuse other sizes; None: any size.
 
   Returns:
-    A transform that takes `per_example_grads` with `mask=`, or a ClippedSum, of one slice.
-    Its updates are zero but for the last slice of each logical step.
+    A transform that takes `per_example_grads` with `mask=`, or a ClippedSum, of one slice. Its
+    updates are zero except for the last slice of each step.
 
-  Guarantee: that of `tx` for the whole logical batch, provided that no example is in two of
-  its slices: take them from `Plan.batches`. State holds clipped gradients without noise:
-  keep it secret.
+  Guarantee: that of `tx` for the whole batch, provided that no example is in two of its slices:
+  take them from `Plan.batches`. The state holds clipped gradients without noise: keep it secret.
 
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
   >>> private = clip_and_noise(
@@ -102,13 +101,13 @@ def accumulate(
       return inner_tx.update(whole, state.inner, params, **extra_args)
 
     def wait(total):
-      # Both branches of a cond need one shape. Only shapes are computed: no noise is drawn.
+      # Both branches of a cond must return the same shapes. No noise is drawn to find them.
       shapes, _ = jax.eval_shape(apply, total)
       return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), state.inner
 
     last = state.slices == every - 1
     out, inner = jax.lax.cond(last, apply, wait, total)
-    # A sum with slices of two logical steps could hold an example twice.
+    # With a changed count, slices of two steps could be added, and an example could come twice.
     sound = is_sound(state.slices, state.checksum)
     out = jax.tree.map(lambda leaf: jnp.where(sound, leaf, jnp.nan), out)
     total = jax.tree.map(lambda leaf: jnp.where(last, 0, leaf), total)
@@ -122,12 +121,11 @@ def accumulate(
 def whole_steps_only(
   tx: optax.GradientTransformationExtraArgs, every: int
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns the same transform for whole steps of `every` slices only, which `accumulate`
-  adds up.
+  """Returns the same transform, which then takes only the sum of a whole step of `every` slices.
 
-  Noise on each slice would not cover a step: rows are cut into slices by their place, so one
-  row that is added moves others across every cut, and changes two rows of each slice. Noise on
-  several steps would cover none: an example may be in each.
+  `accumulate` makes that sum. Noise on single slices would not cover a step: one more row moves
+  others across every cut, and so changes two rows of each slice. Noise on the sum of several steps
+  would not be enough either, since an example may be in each.
   """
 
   # The type of `tx` does not include ClippedSum.
@@ -148,7 +146,7 @@ def whole_steps_only(
 
 
 def _check_place(state: AccumulateState) -> None:
-  """Raises where the count of slices was not set by `accumulate`."""
+  """Raises UserError if something other than `accumulate` set the count of slices."""
   if not isinstance(state, AccumulateState):
     raise UserError(
       f"{type(state).__name__}: must be what init and update of `accumulate` "

@@ -1,7 +1,8 @@
-"""Private adaptive clipping: the clip norm follows what every step releases of the norms.
+"""Private adaptive clipping: the clip norm follows a noisy query about the gradients' norms.
 
-A rule that adapts releases, beside the noisy sum, one more query of the same rows (`AdaptingClip`).
-Here that is a count, by which the clip norm follows a quantile. `slack_clipping` has another query.
+In each step an adapting rule (`AdaptingClip`) releases one more query of the same rows, together
+with the noisy sum. Here that is a count, with which the clip norm follows a quantile;
+`slack_clipping` has another query.
 
 Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"
 (arXiv:1905.03871), algorithm 1. At step t the noisy share of examples with norm <= C_t
@@ -20,9 +21,9 @@ paper). That ONE Gaussian mechanism is the step's event. Under replace_one both 
 and so does the vector: the accountant's usual conversion covers it. Under replace_special
 the empty record adds nothing to either query, as padding does.
 
-The bits are compared, and the noise is scaled, by the C_t that clipped; the count is
-divided by the public expected batch size. C_t is an output of the mechanism: it may be
-logged and released.
+Norms are compared with the same C_t that clips, and the noise is scaled by it. The count is divided
+by the public expected batch size. C_t is a function of private outputs: it may be logged and
+released.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
-# Noise of the count as a share of the batch: the paper's default.
+# Default noise of the count, as a share of the expected batch size: that of the paper.
 _COUNT_SHARE = 1 / 20
 
 
 class AdaptingClip(gradients.Flat):
-  """A rule whose clip norm follows a private query, released with the sum at every step.
+  """Base class of rules whose clip norm follows a private query, released with each step's sum.
 
-  Gradients are clipped flat to the present norm. The clip gives the first one. What a rule needs
-  beside that are its query, the noise that covers both, and the factor by which the norm moves.
+  Gradients are clipped flat to the current norm; the `Clip` states the first norm. A subclass
+  defines the query, the noise that covers query and sum, and how the norm changes.
   """
 
   adapts: ClassVar[bool] = True
@@ -60,12 +61,12 @@ class AdaptingClip(gradients.Flat):
   expected_batch_size: float | None
 
   def query(self, summed: ClippedSum, mask: Any = None) -> jax.Array:
-    """Returns the sum over rows of what the rule asks of each, [] or [k]. Sums of parts of a
-    batch add up to that of the batch."""
+    """Returns the query without noise, a sum over rows: [] or [k]. Queries of parts of a batch
+    add up to that of the batch."""
     raise NotImplementedError
 
   def query_unit(self, std: float, normalize_by: float) -> float:
-    """Returns the factor that brings the query to the noise of the sum, `std`.
+    """Returns the factor that scales the query so that noise of `std`, that of the sum, is right.
 
     Sum and scaled query then get one draw of noise: they are one Gaussian mechanism.
     """
@@ -75,9 +76,9 @@ class AdaptingClip(gradients.Flat):
     """Returns the next clip norm as a multiple of the first one, from the noisy query.
 
     Args:
-      scale: the present multiple, [].
+      scale: the current multiple, [].
       noisy: the noisy query / batch size.
-      clip: the `Clip`, of the first norm.
+      clip: the `Clip` with the first norm.
     """
     raise NotImplementedError
 
@@ -92,28 +93,29 @@ class AdaptingClip(gradients.Flat):
     raise NotImplementedError
 
   def statement(self, noise_multiplier: float, normalize_by: float) -> str:
-    """Returns the sentence that a privacy statement must add."""
+    """Returns the sentences about this rule for a privacy statement."""
     raise NotImplementedError
 
   def batch_size(self, normalize_by: float) -> float:
-    """Public number by which the query is divided."""
+    """Returns the public number by which the query is divided."""
     return self.expected_batch_size or normalize_by
 
 
 def check_factors(min_factor: float, max_factor: float) -> None:
-  """Raises UserError for multiples of the first clip norm that are out of range."""
+  """Raises UserError unless min_factor is in [1e-6, 1] and max_factor in [1, 1e6]."""
   validate.number_in(validate.MIN_FACTOR, 1, min_factor=min_factor)
   validate.number_in(1, validate.MAX_FACTOR, max_factor=max_factor)
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping(AdaptingClip):
-  """Rule and public numbers of a `Clip` whose norm adapts. The clip gives the first norm.
-  At each step gradients are clipped flat to the present norm.
+  """Rule of a `Clip` whose norm follows a quantile of the gradients' norms.
+
+  The `Clip` states the first norm. At each step gradients are clipped flat to the current norm.
 
   Args:
     target_quantile: share of examples that should not be clipped, in (0, 1).
-    learning_rate: learning rate of the geometric update.
+    learning_rate: learning rate of the geometric update; 0 keeps the norm.
     count_noise_std: std of the noise on the count, in examples; None for 1/20 of the expected
       batch size, as in the paper.
     expected_batch_size: public; None for the plan's `normalize_by`.
@@ -150,7 +152,7 @@ class AdaptiveClipping(AdaptingClip):
     return jnp.clip(scale * step, self.min_factor, self.max_factor)
 
   def count_std(self, normalize_by: float) -> float:
-    """Standard deviation of the noise on the count, in examples."""
+    """Returns the standard deviation of the noise on the count, in examples."""
     return self.count_noise_std or _COUNT_SHARE * self.batch_size(normalize_by)
 
   def combined_noise_multiplier(
@@ -177,16 +179,16 @@ class AdaptiveClipping(AdaptingClip):
 
 
 def _count(summed: ClippedSum, mask: jax.Array) -> jax.Array:
-  """sum_i mask_i (1[norm_i <= C] - 1/2); a non-finite norm counts as above C."""
+  """Returns sum_i mask_i (1[norm_i <= C] - 1/2); a norm that is not finite counts as above C."""
   inside = summed.norms <= summed.l2_bound
   return jnp.sum(jnp.where(mask, jnp.where(inside, 0.5, -0.5), 0.0))
 
 
 def rows_that_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
-  """Returns the mask of the rows that a query may ask, [B] bool.
+  """Returns the mask of the rows that a query may use, [B] bool.
 
-  A ClippedSum knows which rows it holds. Asked as if it were real, its padding would let one
-  example move a query by more than is accounted for.
+  Rows that the ClippedSum marks as padding never count, whatever `mask` says. If they did, one
+  example could move a query by more than is accounted for.
   """
   known = summed.mask
   if known is None:
@@ -197,9 +199,8 @@ def rows_that_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
 
 
 def centred_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
-  """Number of rows within the norm, minus half of all rows, []. It is a sum over rows, so
-  counts of parts of a batch add up to that of the batch, exactly below 2^23 rows.
-  """
+  """Returns the number of rows within the clip norm, minus half of all rows, []. Counts of parts
+  of a batch add up to that of the batch, exactly for fewer than 2^23 rows."""
   return _count(summed, rows_that_count(summed, mask))
 
 
@@ -211,11 +212,11 @@ def adaptive_clip_and_noise(
   key: jax.Array,
   num_steps: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """`clip_and_noise` with a clip norm that follows what every step releases of the norms.
+  """Returns `clip_and_noise` with a clip norm that follows a noisy query about the norms.
 
   Args:
-    l2_clip_norm: a `Clip` of ONE finite number, the first clip norm, and of an `AdaptingClip`, such
-      as `AdaptiveClipping` or `SlackClipping`; a number is short for the first by its defaults.
+    l2_clip_norm: a `Clip` of ONE finite number, the first clip norm, with an `AdaptingClip` as its
+      rule, such as `SlackClipping`; a number alone is taken with the rule `AdaptiveClipping()`.
     noise_multiplier: z_sum; the noise on the sum of step t has standard deviation
       z_sum C_t. The accountant must be told `combined_noise_multiplier` of the rule, which
       is smaller; `dpjax.Plan` does so.
@@ -224,9 +225,9 @@ def adaptive_clip_and_noise(
     num_steps: as for `clip_and_noise`.
 
   Returns:
-    A transform that takes `per_example_grads` with `mask=`, or the ClippedSum of the loss
-    DIVIDED by `clip_scale(state)`, clipped to `l2_clip_norm`, which knows its mask; one that
-    was added up from parts, and knows no rows, with the sum of their queries as `count=`.
+    A transform that takes `per_example_grads` with `mask=`, or the ClippedSum of the loss DIVIDED
+    by `clip_scale(state)`, clipped to `l2_clip_norm`. A ClippedSum that was added up from parts
+    knows no mask: give the sum of the parts' queries as `count=`.
 
   Guarantee: update and clip norm of each step are the post-processing of one Gaussian
   mechanism with the combined noise multiplier, for any gradients and any mask.
@@ -239,7 +240,7 @@ def adaptive_clip_and_noise(
   >>> bool(state.scale == jnp.exp(0.2 * 0.5))  # all were clipped: up by half the rate
   True
   """
-  # Configs name this module's values, and need no state.
+  # Imported here, since configs import this module and do not need it.
   from dpjax.transforms import beside_noise
 
   is_clip = isinstance(l2_clip_norm, gradients.Clip)
@@ -266,7 +267,7 @@ def adaptive_clip_and_noise(
 
   def update_fn(updates, state, params=None, *, mask=None, count=None, **extra_args):
     check_arguments(extra_args)
-    # A scale that something changed leaves a wrong checksum, which the noise refuses.
+    # If the scale was changed from outside, the checksum is now wrong, and the noise refuses it.
     state = beside_noise.turned(state)
     scaled = unscaled(updates, state.scale)
     summed = clipped_sum(scaled, params, mask, clip)

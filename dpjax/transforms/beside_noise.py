@@ -1,14 +1,14 @@
-"""Numbers of a state that stand beside its noise, under the checksum of the noise.
+"""Numbers in a state by which noise is scaled, protected by the checksum of the noise.
 
 Some transforms multiply their noise by numbers that follow from earlier outputs: the scale of an
-adaptive clip norm, the sizes of coordinates. Numbers from elsewhere, such as from the data, would
-be told by the size of the noise, and no event covers that. So the checksum of the noise state holds
-a digest of them, too:
+adaptive clip norm, the sizes of coordinates. If these came from elsewhere, such as the data, the
+size of the noise would reveal them, and no event covers that. So the checksum of the noise state
+includes a digest of them:
 
 | what happens to the numbers                        | what follows                        |
 | -------------------------------------------------- | ----------------------------------- |
 | they are exchanged, mapped, or those of another run | `UserError`; NaN where it is traced |
-| a whole earlier state is used again                | nothing can see it                  |
+| a whole earlier state is used again                | cannot be detected                  |
 
 A state with such numbers is a named tuple with a field `inner`, which holds the noise, and a method
 `beside_noise()`, which returns the numbers.
@@ -34,7 +34,7 @@ _SECOND = 0xC2B2AE35
 
 
 def is_noise(part: object) -> bool:
-  """Returns whether a part of a state is that of noise, with its checksum."""
+  """Returns whether a part of a state is a noise state, which has a checksum."""
   return isinstance(part, (NoiseState, CorrelatedNoiseState))
 
 
@@ -49,7 +49,7 @@ def marked(state: Any, mark: int | jax.Array) -> Any:
 
   def turned(part: Any) -> Any:
     dtype = getattr(part.checksum, "dtype", None) if is_noise(part) else None
-    # The transform itself reports a field that is no checksum.
+    # A field that is no checksum is left alone: the transform itself reports it.
     if dtype != jnp.uint32:
       return part
     return part._replace(checksum=part.checksum ^ jnp.uint32(mark))
@@ -58,9 +58,10 @@ def marked(state: Any, mark: int | jax.Array) -> Any:
 
 
 def digest(numbers: ArrayTree) -> jax.Array:
-  """Returns 32 bits that depend on every number, and on its place; not 0 for zeros.
+  """Returns 32 bits that depend on every number and its position; not 0 for zeros.
 
-  A sum of integers is the same in any order. So devices that share an array agree on its digest.
+  The digest adds integers, whose sum does not depend on the order. So devices that share an array
+  agree on its digest.
 
   >>> one, other = (digest({"a": jnp.array(row)}) for row in ([1.0, 2.0], [2.0, 1.0]))
   >>> bool(one == other), bool(digest({"a": jnp.zeros(2)}) == 0)
@@ -71,10 +72,10 @@ def digest(numbers: ArrayTree) -> jax.Array:
     total = jnp.uint32(_ODD)
     for number, leaf in enumerate(leaves):
       if leaf.dtype.itemsize != 4:
-        # No state has such numbers: something has cast them.
+        # Such numbers in a state were cast from outside; any digest will be wrong.
         leaf = leaf.astype(jnp.float32)
       if jnp.issubdtype(leaf.dtype, jnp.floating):
-        # Every NaN has the same bits.
+        # NaN has many bit patterns; all are digested as one.
         leaf = jnp.where(jnp.isnan(leaf), jnp.float32(jnp.nan), leaf)
       bits = lax.bitcast_convert_type(leaf, jnp.uint32)
       mixed = bits ^ (_places(jnp.shape(leaf)) * jnp.uint32(_ODD))
@@ -86,13 +87,14 @@ def digest(numbers: ArrayTree) -> jax.Array:
       total = total ^ jnp.uint32(number)
     return total
 
-  # XLA may round a number anew in each fusion that reads it. What is kept must be what was read.
+  # XLA may compute a number again, and round it differently, for each use. The digest must be that
+  # of the number that the state keeps.
   arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(numbers)]
   return settling.on_settled(of_arrays, arrays)
 
 
 def _places(shape: tuple[int, ...]) -> jax.Array:
-  """Returns the place of each entry of an array, modulo 2^32, without a flat copy of it."""
+  """Returns the index of each entry in the flattened array, modulo 2^32, in the array's shape."""
   places = jnp.zeros(shape, jnp.uint32)
   stride = 1
   for axis in reversed(range(len(shape))):
@@ -103,10 +105,9 @@ def _places(shape: tuple[int, ...]) -> jax.Array:
 
 
 def turned(state: Any) -> Any:
-  """Returns the state with the digest of its numbers in the checksum of its noise; a second call
-  removes it.
+  """Adds the digest of a state's numbers to the checksum of its noise; a second call removes it.
 
-  With changed numbers the second call leaves a wrong checksum, which the noise refuses.
+  If the numbers have changed in between, the checksum is then wrong, and the noise refuses it.
   """
   return state._replace(inner=marked(state.inner, digest(state.beside_noise())))
 
@@ -116,7 +117,7 @@ def _is_outer(part: object) -> bool:
 
 
 def opened(tree: Any) -> Any:
-  """Returns a tree of states in which the checksums are of the noise alone."""
+  """Returns a tree of states with all digests removed: checksums cover the noise alone."""
 
   def inner(part: Any) -> Any:
     if not _is_outer(part):
@@ -128,12 +129,9 @@ def opened(tree: Any) -> Any:
 
 
 def invalid_unless(ok: Any, tree: Any) -> Any:
-  """Returns a tree of states whose numbers are NaN where `ok` does not hold.
+  """Returns a tree of states, in which the protected floats are NaN unless `ok` (scalar bool).
 
-  The checksum stays right or wrong, as it was.
-
-  Args:
-    ok: scalar bool.
+  A checksum that was right stays right, and a wrong one stays wrong.
   """
 
   def checked(leaf: jax.Array) -> jax.Array:

@@ -23,15 +23,14 @@ def checked_clip(
   key: jax.Array,
   shape: NoiseShape = WHITE,
 ) -> Clip:
-  """Returns the clip of a private transform. Raises UserError, naming the argument, if
-  these numbers allow none."""
+  """Returns the clip of a private transform; raises UserError for an invalid argument."""
   clip = Clip.of(l2_clip_norm)
   check_together(clip, shape)
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
   trees.check_key(key=key)
   if noise_multiplier:
-    # A product that overflows or vanishes is no noise level.
+    # The product is the noise that is drawn, so it must not round to 0 or infinity.
     validate.positive(noise_std=noise_multiplier * clip.l2_bound)
   return clip
 
@@ -47,37 +46,38 @@ def clip_and_noise(
 ) -> optax.GradientTransformationExtraArgs:
   """Clips per-example gradients, sums, adds Gaussian noise, divides by a public constant.
 
-  The Gaussian mechanism of DP-SGD (Abadi et al. 2016, Algorithm 1) as an Optax
-  transformation: `update(grads, state, params, *, mask)` with grads either those of
-  `dpjax.per_example_grads` (leaves [B, *param], with `mask` [B]) or a `dpjax.types.ClippedSum`
-  (mask then already applied). Arrays from elsewhere go through `dpjax.stacked`. It stands
-  first in `optax.chain`. Works under jit, with donated state. Give every step the state of the
-  step before. A state that something else changed raises, or gives NaN under jit; an earlier one
-  as a whole draws the same noise twice, which nothing can see.
+  The Gaussian mechanism of DP-SGD (Abadi et al. 2016, Algorithm 1) as an Optax transformation. Its
+  `update(grads, state, params, *, mask)` takes gradients of `dpjax.per_example_grads` (leaves
+  [B, *param], with `mask` [B]) or a `dpjax.types.ClippedSum` (mask already applied). Wrap arrays
+  from elsewhere in `dpjax.stacked`. It must be first in `optax.chain`. It works under jit, with
+  donated state. Give every step the state that the last step returned. A state changed by other
+  code raises, or gives NaN under jit. A whole earlier state draws the same noise twice, which
+  cannot be detected.
 
   Args:
-    l2_clip_norm: bound C on one example's gradient, a prefix tree of bounds, or a `Clip`.
+    l2_clip_norm: bound C on the L2 norm of one example's gradient, a prefix tree of bounds, or a
+      `Clip`.
     noise_multiplier: z; the noise on the SUM has standard deviation z * C in every
       coordinate (C = sqrt(sum C_l^2) for a tree of bounds). 0 adds no noise.
     normalize_by: public constant that the noisy sum is divided by, such as the EXPECTED
       batch size; never the realised one.
     key: a typed key, `jax.random.key(...)`. There is no default.
-    noise_shape: its `shares`, a tree like the clip norms, are each group's share of the
-      privacy budget; group g then gets noise of standard deviation z C_g / sqrt(share_g), at
-      the same noise multiplier z for the accountant (see `transforms/group_noise.py`).
-    num_steps: updates that were accounted for; a later one raises, or is NaN under jit. None:
+    noise_shape: only its `shares` may be set, a tree like the clip norms: each group's share of the
+      privacy budget. Group g then gets noise of standard deviation z C_g / sqrt(share_g), with
+      shares scaled to sum 1, at the same z for the accountant (see `transforms/group_noise.py`).
+    num_steps: updates that were accounted for; a later one raises, or is NaN under jit. None for
       no limit. `dpjax.Plan` gives its own.
 
   A group whose bound is 0 is frozen: its update is exactly 0.
 
-  Guarantee: each update is the post-processing of a Gaussian mechanism with noise
-  multiplier z on a sum of sensitivity C (add/remove-one) for any mask and any gradients,
-  an empty batch included. Account for it with `dpjax.Plan`, which builds this transform.
+  Guarantee: each update is the post-processing of a Gaussian mechanism with noise multiplier z on
+  a sum of sensitivity C (add_or_remove_one), for any mask and any gradients, an empty batch
+  included. Account for it with `dpjax.Plan`, which builds this transform.
 
   Raises:
-    UserError: bare arrays, a mask that is missing or of another length, gradients without a
-      batch axis, a ClippedSum clipped to a larger bound, a non-positive clip norm or divisor, a
-      state that something else changed or that was restored without its types.
+    UserError: bare arrays, a mask that is missing or of another length, gradients without a batch
+      axis, a ClippedSum clipped to a larger bound, a clip norm or divisor out of range, a state
+      that other code changed or that was restored without its types.
 
   >>> import jax.numpy as jnp
   >>> from dpjax.gradients import stacked
@@ -110,10 +110,10 @@ def clip_and_noise(
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
     check_arguments(extra_args)
     summed = clipped_sum(updates, params, mask, clip)
-    # Shares need a bound for each group; a sum that was clipped as a whole has none.
+    # Shares need a sum that was clipped group by group.
     if shares is not None:
       group_noise.check_groups(summed, clip)
-    # One draw of white noise. Weights before and after it give each group its level.
+    # One draw of white noise serves all groups: weights before and after it set their levels.
     total = summed.total if alike else group_noise.weighted(summed.total, weights)
     noisy, state = noise.add_gaussian(state, total, std, num_steps=num_steps)
     noisy = noisy if alike else group_noise.unweighted(noisy, weights)

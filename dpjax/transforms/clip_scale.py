@@ -1,12 +1,12 @@
-"""A clip norm that changes from step to step, at the cost of a constant one.
+"""A clip norm that changes from step to step, at the privacy cost of a constant one.
 
-To clip g to C_t = C s_t is to clip g / s_t to the constant C and to multiply by s_t. So
-the mechanism always sees terms of norm <= C and adds noise for C; the factor s_t, a public
-number or a function of earlier private outputs, is applied to the noisy result. The event
-is that of a constant clip norm, whatever s_t does.
+To clip g to C_t = C s_t is to clip g / s_t to the constant C and to multiply by s_t. So the
+mechanism always sees terms of norm <= C, and adds noise for C. The noisy result is multiplied by
+s_t, which is public or a function of earlier private outputs. The event is that of a constant clip
+norm, for every s_t.
 
-Where gradients are not stacked, anyone who computes the ClippedSum divides the LOSS by s_t
-(`training.dp_sgd` does): its norms and losses are then in units of s_t.
+Stacked gradients are divided here. If you give a ClippedSum, divide the LOSS by s_t before, as
+`training.dp_sgd` does; the sum's norms and losses are then in units of s_t.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ class ScaledState(NamedTuple):
   steps: jax.Array  # int32, so far
 
   def beside_noise(self) -> dict[str, Any]:
-    """Returns the numbers that the checksum of the noise covers."""
+    """Returns the numbers that the noise's checksum covers; see `beside_noise`."""
     return {"scale": self.scale, "steps": self.steps}
 
 
 def clip_scale(state: object) -> jax.Array | None:
-  """Returns s_t of the next update, from a transform's state; None where the clip norm is
-  constant.
+  """Returns s_t of the next update, from a transform's state; None if the clip norm is constant.
 
   >>> clip_scale(ScaledState(None, jnp.float32(0.5), jnp.int32(0)))
   Array(0.5, dtype=float32)
@@ -52,8 +51,8 @@ def clip_scale(state: object) -> jax.Array | None:
 def unscaled(
   updates: PerExampleGrads | ClippedSum, scale: jax.Array
 ) -> PerExampleGrads | ClippedSum:
-  """Divides stacked gradients by s_t; a ClippedSum already comes from the divided loss."""
-  # Checked before integers become floats, when a later check could not see them.
+  """Divides stacked gradients by s_t. Returns a ClippedSum as it is: its loss was divided."""
+  # Checked here, since the division turns integers into floats, which later checks accept.
   arrays = check_updates(updates, None)
   if isinstance(updates, ClippedSum):
     return updates
@@ -62,7 +61,9 @@ def unscaled(
 
 
 def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ...]:
-  """Factors for the clip norm, from 1 at the first step to `final` at the last.
+  """Returns a factor of the clip norm for each step, from 1 at the first to `final` at the last.
+
+  `name` is one of `CLIP_SCHEDULES`; "constant" is 1 throughout.
 
   >>> scheduled_scales("linear", 3, 0.5)
   (1.0, 0.75, 0.5)
@@ -91,10 +92,10 @@ def with_clip_schedule(
   """Returns a private transform whose clip norm at step t is `scales[t]` times its own.
 
   Args:
-    tx: `clip_and_noise`, or any private transform that takes what it takes.
-    scales: public factors, fixed before the data are seen; the last one stays in force.
+    tx: `clip_and_noise`, or another private transform with the same inputs.
+    scales: public factors, fixed before the data are seen; later steps use the last one.
 
-  Guarantee: that of `tx`, for any factors: they multiply its private output. The noise of
+  Guarantee: that of `tx`, for any factors, since they multiply its private output. The noise of
   step t has standard deviation scales[t] times that of `tx`.
 
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
@@ -105,7 +106,7 @@ def with_clip_schedule(
   >>> first, tx.update(g, state, mask=mask)[0]
   (Array([0.6, 0.8], dtype=float32), Array([0.3, 0.4], dtype=float32))
   """
-  # Configs name this module's values, and need no state.
+  # Imported here, since configs import this module and do not need it.
   from dpjax.transforms import beside_noise
 
   if not len(scales):
@@ -120,7 +121,7 @@ def with_clip_schedule(
     return beside_noise.turned(state_at(tx.init(params), jnp.zeros((), jnp.int32)))
 
   def update_fn(updates, state, params=None, **extra_args):
-    # A scale that something changed leaves a wrong checksum, which `tx` refuses.
+    # If the scale was changed from outside, the checksum is now wrong, and `tx` refuses it.
     state = beside_noise.turned(state)
     # Divided by the scale, clipped and noised as usual, then multiplied again.
     scaled: Any = unscaled(updates, state.scale)
@@ -134,5 +135,5 @@ def with_clip_schedule(
 def scheduled(
   tx: optax.GradientTransformationExtraArgs, clip: gradients.Clip
 ) -> optax.GradientTransformationExtraArgs:
-  """Wraps a transform made for the clip's norms with the clip's schedule, if it has one."""
+  """Wraps `tx` with the clip's schedule; returns `tx` itself if the clip has none."""
   return with_clip_schedule(tx, clip.schedule) if clip.schedule else tx

@@ -1,4 +1,4 @@
-"""Inputs of every private transform: sealed gradients with a mask, or a ClippedSum."""
+"""Checks the input of every private transform: sealed gradients with a mask, or a ClippedSum."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dpjax.validate import UserError
 
 
 def check_bound(updates: ClippedSum, bound: float) -> None:
-  """Raises where the noise for `bound` would be too small for this sum."""
-  # Bounds are roots of sums: two computations of one bound may differ in their last digits.
+  """Raises UserError if this sum was clipped to more than `bound`, for which the noise is made."""
+  # The factor allows for rounding, since bounds are computed as roots of sums.
   if updates.l2_bound > bound * (1 + 1e-12):
     raise UserError(
       f"the ClippedSum was clipped to {updates.l2_bound!r}; its noise would be too small",
@@ -28,10 +28,10 @@ def check_bound(updates: ClippedSum, bound: float) -> None:
 
 
 def check_whole(**named: Any) -> None:
-  """Raises where a wrapper, such as `optax.masked`, has left out a part of a tree.
+  """Raises UserError if a wrapper, such as `optax.masked`, has left out a part of a tree.
 
-  A transform of a part clips that part to the whole bound, so the parts together are beyond it;
-  and parts of one shape that share a key get the same noise.
+  A private transform of one part clips that part to the whole bound, so all parts together may
+  exceed it. And parts of one shape that share a key would get the same noise.
 
   >>> check_whole(params={"w": optax.MaskedNode()})  # doctest: +ELLIPSIS
   Traceback (most recent call last):
@@ -50,10 +50,10 @@ def check_whole(**named: Any) -> None:
 
 
 def check_arguments(extra_args: Mapping[str, Any]) -> None:
-  """Raises for arguments that a chain would pass on to the optimizer, without noise.
+  """Raises UserError for arguments that a chain would pass on to the optimizer without noise.
 
-  Optax has optimizers that read the loss of the batch: `polyak_sgd`, `reduce_on_plateau`, line
-  searches. One example may move that loss by any amount, and then the step.
+  Some Optax optimizers read the loss of the batch: `polyak_sgd`, `reduce_on_plateau`, line
+  searches. One example may move that loss, and so the update, by any amount.
 
   >>> check_arguments({"value": 0.5})  # doctest: +ELLIPSIS
   Traceback (most recent call last):
@@ -71,11 +71,10 @@ def check_arguments(extra_args: Mapping[str, Any]) -> None:
 
 
 def check_start(params: Any) -> None:
-  """Raises where a part of the parameters is left out, or Optax calls init within an
-  update.
+  """Raises UserError if a part of the parameters is left out, or Optax calls init in an update.
 
-  A state that is made again in the middle of a run draws the noise of its first steps again,
-  and counts from 0. `optax.lookahead` with reset_state=True makes one at every synchronisation.
+  A state that is made anew in the middle of a run draws the noise of the first steps again, and
+  counts from 0. `optax.lookahead` with reset_state=True makes one at every synchronisation.
   """
   check_whole(params=params)
   frame = sys._getframe(1)
@@ -92,17 +91,18 @@ def check_start(params: Any) -> None:
 
 
 def is_placeholder(params: Any) -> bool:
-  """Whether `optax.tree_map_params` asks which parts of a state are like the parameters.
+  """Whether `params` is the placeholder with which `optax.tree_map_params` calls init.
 
-  It then maps a function over those. Earlier noise and sums of gradients are not the optimizer's
-  to map, so that to reset the moments of Adam leaves them as they are.
+  Optax so finds the parts of a state that are shaped like the parameters, for example to reset
+  Adam's moments. Init then hides sums of gradients and earlier noise, so that these stay as they
+  are.
   """
   return type(params).__name__ == "_ParamsPlaceholder"
 
 
 def _with_its_bounds(updates: ClippedSum) -> ClippedSum:
-  """Returns the sum, NaN where its bounds differ from those at its creation; UserError
-  where values are known."""
+  """Returns the sum if its bounds are those at its creation. Otherwise it raises UserError, or
+  under jit all numbers are NaN."""
 
   def exchanged() -> UserError:
     return UserError(
@@ -121,7 +121,7 @@ def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
   """Returns the arrays in the input of a private transform: stacked, or their sum.
 
   Raises:
-    UserError: a bare tree of arrays, which anything may have computed with; a part of a tree.
+    UserError: a bare tree of arrays, which other code may have changed; a part of a tree.
   """
   if isinstance(updates, ClippedSum):
     if not sealed.is_closed(updates.seal):
@@ -141,8 +141,8 @@ def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
 
 
 def check_updates(updates: PerExampleGrads | ClippedSum, params: Params | None) -> Updates:
-  """Returns the arrays of the gradients. Raises unless they (and given parameters) are real
-  floating point."""
+  """Returns the arrays of the gradients. Raises UserError unless they, and `params` if given,
+  are real floating point."""
   tree = gradients_of(updates)
   gradients.check_real(updates=tree)
   if params is not None:
@@ -154,12 +154,12 @@ def check_updates(updates: PerExampleGrads | ClippedSum, params: Params | None) 
 
 
 def _check_one_sum(updates: ClippedSum, params: Any) -> None:
-  """Raises for several sums in one, whose noise would cover only one of them."""
+  """Raises UserError for several sums stacked in one: the noise would cover only one of them."""
   shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates.total)]
   expected = (
     None if params is None else [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
   )
-  # A seal belongs to ONE sum. Stacked sums give it an axis.
+  # The seal of one sum has shape (). In stacked sums it has an axis.
   if updates.seal.shape != () or shapes != (shapes if expected is None else expected):
     raise UserError(
       f"a ClippedSum of shapes {str(shapes)[:60]}: must be one sum, with the "
@@ -187,7 +187,7 @@ def _check_stacked(updates: Any, params: Any) -> int:
 
 
 def _once(summed: ClippedSum, numbers: jax.Array) -> ClippedSum:
-  """Returns the sum, NaN where one row was counted twice; UserError where values are known."""
+  """Returns the sum if no row number comes twice. Otherwise raises UserError; NaN under jit."""
   ordered = jnp.sort(numbers)
   # Padding has the number 0, and may repeat.
   twice = jnp.any((ordered[1:] == ordered[:-1]) & (ordered[1:] > 0))
@@ -210,12 +210,12 @@ def clipped_sum(
   mask: ArrayLike | None,
   l2_clip_norm: ClipLike,
 ) -> ClippedSum:
-  """Returns the sum to which noise is added, checked, from either form of input.
+  """Checks either form of input, and returns the clipped sum to which noise is added.
 
   Args:
-    updates: sealed leaves [B, *param], or a ClippedSum (its mask is then already applied).
-    params: parameters to check shapes against, or None.
-    mask: [B] bool, or True; needed for stacked gradients that do not know theirs.
+    updates: sealed leaves [B, *param], or a ClippedSum (its mask is already applied).
+    params: parameters whose shapes the gradients must have, or None.
+    mask: [B] bool, or True for all rows; needed for stacked gradients without a mask of their own.
     l2_clip_norm: a `Clip`, or the number or prefix tree of a flat one.
 
   Raises:
@@ -230,7 +230,7 @@ def clipped_sum(
   arrays = check_updates(updates, params)
   if isinstance(updates, ClippedSum):
     check_bound(updates, clip.l2_bound)
-    # Half precision could round a sum by more than one example may move it.
+    # In half precision, rounding could move a sum by more than one example may.
     dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(updates.total)}
     low = sorted(str(dtype) for dtype in dtypes if jnp.finfo(dtype).bits < 32)
     if low:
@@ -242,13 +242,13 @@ def clipped_sum(
   size = _check_stacked(arrays, params)
   known = updates.mask
   if known is not None:
-    # Both may mark padding: a row counts only if both include it.
+    # The gradients and the caller may both give a mask. A row counts only if both include it.
     known = gradients.checked_mask(known, size)
     mask = known if mask is None else known & gradients.checked_mask(mask, size)
   mask = gradients.checked_mask(mask, size)
   numbers = jnp.where(mask, updates.numbers(size), 0)
-  # Padding stays padding, whatever happened to the masks.
+  # Row number 0 is padding, whatever the masks say.
   mask = numbers > 0
-  # Losses are unknown here, and noise needs none.
+  # Losses are unknown here and not needed, so zeros take their place.
   summed = gradients.clip_and_sum(arrays, jnp.zeros(mask.shape), mask, clip)
   return _once(summed, numbers)

@@ -32,22 +32,22 @@ def clip_and_correlated_noise(
   noise_shape: NoiseShape,
   num_steps: int,
 ) -> optax.GradientTransformationExtraArgs:
-  """`clip_and_noise` with noise C^{-1} z in place of z, and any Optax optimizer after it:
-  DP-FTRL (Kairouz et al. 2021; the matrix mechanism of Denisov et al. 2022).
+  """Returns `clip_and_noise` with noise C^{-1} z in place of z; with an Optax optimizer after it,
+  that is DP-FTRL (Kairouz et al. 2021; the matrix mechanism of Denisov et al. 2022).
 
   `init` needs the parameters: the state holds as many copies of them as the correlation has
-  `buffers`, or none where it draws earlier noise again (`noise.correlated.InverseBanded`).
+  `buffers`, or none if it draws earlier noise again (`noise.correlated.InverseBanded`).
 
   Args:
-    l2_clip_norm, noise_multiplier, normalize_by, key: as for `clip_and_noise`; the white
-      noise z on the SUM has standard deviation noise_multiplier * l2_clip_norm, which is
-      also what a step's noise has, given the noise of all earlier steps.
+    l2_clip_norm, noise_multiplier, normalize_by, key: as for `clip_and_noise`. The white noise z on
+      the SUM has standard deviation noise_multiplier * l2_clip_norm. So has the noise of a step
+      once the noise of all earlier steps is known.
     noise_shape: its correlation, and its schedule, fixed in advance.
     num_steps: updates that were accounted for; a later one raises, or is NaN under jit.
 
-  Guarantee: the updates are post-processing of a Gaussian mechanism on C x, whatever the
-  gradients and masks. What it costs depends on how often, and how far apart, an example
-  takes part, which this transform cannot see: `dpjax.Plan` binds it to a sampler that does.
+  Guarantee: the updates are post-processing of a Gaussian mechanism on C x, for any gradients and
+  masks. Its cost depends on how often, and how far apart, an example takes part. This transform
+  cannot see that: `dpjax.Plan` computes the cost from the sampler.
 
   Raises:
     UserError: as `clip_and_noise`; a schedule of another length; a step not accounted for.
@@ -90,7 +90,7 @@ def clip_and_correlated_noise(
       num_steps=num_steps,
       factors=noise_shape.schedule,
     )
-    # Divided after the noise, by a public number: post-processing.
+    # Division by a public number after the noise is post-processing.
     return trees.scale(noisy, 1.0 / normalize_by), state
 
   return scheduled(optax.GradientTransformationExtraArgs(init_fn, update_fn), clip)

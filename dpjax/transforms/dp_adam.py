@@ -1,10 +1,10 @@
 """DP-Adam with the noise removed from its second moment (DP-AdamBC).
 
-Adam divides by the root of a moving average of g^2. Of a private gradient g = signal +
-N(0, s^2) that average is E[signal^2] + s^2: with the noise of private training the second
-term rules, every coordinate is divided by about s, and Adam degenerates to a rescaled SGD
-with momentum. s is public, so it can be subtracted: Tang, Shpilevskiy and Lecuyer 2024,
-"DP-AdamBC" (arXiv:2312.14334), equation for Delta_t with gamma'. Post-processing: free.
+Adam divides by the root of a moving average of g^2. For a private gradient g = signal + N(0, s^2)
+that average is E[signal^2] + s^2. In private training the second term dominates. Then every
+coordinate is divided by about s, and Adam is no more than a rescaled SGD with momentum. s is
+public, so it can be subtracted, at no privacy cost (post-processing): Tang, Shpilevskiy and Lecuyer
+2024, "DP-AdamBC" (arXiv:2312.14334), equation for Delta_t with gamma'.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ def scale_by_dp_adam(
   eps: float = 1e-8,
   noise_floor: float = 0.3,
 ) -> optax.GradientTransformation:
-  """`optax.scale_by_adam` with the known variance of the noise subtracted from its second
-  moment.
+  """Returns `optax.scale_by_adam` with the noise's variance subtracted from its second moment.
 
-  Update: m_hat / (sqrt(max(v_hat - s^2, (noise_floor s)^2)) + eps), s = noise_std.
+  The update is m_hat / (sqrt(max(v_hat - s^2, (noise_floor s)^2)) + eps), s = noise_std.
 
   Args:
     noise_std: standard deviation of the noise on the MEAN gradient, the same at every step:
-      `plan.noise_std`. A number, or a prefix tree of numbers where it differs by group.
+      `plan.noise_std`. A number, or a prefix tree of numbers if groups of parameters differ.
     b1, b2, eps: constants of Adam.
-    noise_floor: least denominator, in units of noise_std. v_hat - s^2 is an estimate and
-      may be negative; the smaller the floor, the longer the steps where the signal is weak.
+    noise_floor: least root in the denominator, in units of noise_std, since the estimate v_hat -
+      s^2 may be negative. A smaller floor makes longer steps in coordinates with a weak signal.
 
   With noise_std 0 it is `optax.scale_by_adam`.
 
@@ -60,7 +59,7 @@ def scale_by_dp_adam(
     validate.non_negative(noise_std=std)
 
   def init_fn(params) -> DpAdamState:
-    # Made twice: a donated state must not hold one buffer under two names.
+    # Two separate trees, since a donated state must not hold one buffer twice.
     zeros = lambda: jax.tree.map(jnp.zeros_like, params)
     return DpAdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
 
@@ -84,7 +83,7 @@ def scale_by_dp_adam(
 def dp_adam(
   learning_rate: optax.ScalarOrSchedule, *, noise_std: NumberTree, **options: Any
 ) -> optax.GradientTransformation:
-  """Adam for private gradients; the options are those of `scale_by_dp_adam`.
+  """Returns Adam for private gradients; options are those of `scale_by_dp_adam`.
 
   >>> tx = dp_adam(0.1, noise_std=3.0)
   >>> tx.update(jnp.array([5.0]), tx.init(jnp.zeros(1)))[0].round(4)
@@ -95,9 +94,9 @@ def dp_adam(
 
 
 def second_moment(state: DpAdamState, *, noise_std: NumberTree, b2: float = 0.999) -> Any:
-  """Estimate of E[signal^2] whose root the update uses, before the floor.
+  """Returns v_hat - noise_std^2, the estimate of E[signal^2] in the update, before the floor.
 
-  Unbiased where the gradient's signal and the noise of the plan are independent.
+  It is unbiased if the signal of the gradient and the noise are independent.
 
   >>> state = DpAdamState(jnp.int32(1), jnp.zeros(1), jnp.array([0.025]))
   >>> second_moment(state, noise_std=3.0).round(2)

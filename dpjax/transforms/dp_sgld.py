@@ -1,4 +1,4 @@
-"""Private Langevin dynamics: the noise that samples IS the noise that protects.
+"""Private Langevin dynamics: the plan's privacy noise also serves as the sampler's noise.
 
 Stochastic gradient Langevin dynamics (Welling and Teh 2011) on the energy
 U(theta) = sum_i loss_i(theta) + (prior_precision / 2) |theta|^2 at temperature tau is
@@ -10,14 +10,14 @@ its noise N(0, noise_std^2): that noise enters as h n noise_std N(0, I), so
 
   tau = h (n noise_std)^2 / 2,          noise_std = z C / L,
 
-and z = (L / (n C)) sqrt(2 tau / h), L the expected batch size. Nothing is added on top, so
-epsilon is the plan's, for every iterate ("one posterior sample", Wang, Fienberg and Smola
-2015, arXiv:1502.07645, with the accountant of DP-SGD in place of their closed form; Li et
-al. 2019, arXiv:1712.09097). The noise of SGLD on UNCLIPPED gradients proves nothing, at any
-temperature, and is not offered.
+and z = (L / (n C)) sqrt(2 tau / h), L the expected batch size. No other noise is added, so epsilon
+is the plan's, for every iterate ("one posterior sample", Wang, Fienberg and Smola 2015,
+arXiv:1502.07645, with the accountant of DP-SGD in place of their closed form; Li et al. 2019,
+arXiv:1712.09097). SGLD on UNCLIPPED gradients has no proof of privacy at any temperature, and is
+not offered.
 
-Not claimed: that the iterates follow the posterior. Clipping changes the drift, and the
-sampling of batches adds variance.
+It is not claimed that the iterates follow the posterior: clipping changes the drift, and sampling
+batches adds variance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dpjax.validate import UserError
 
 
 def sgld_temperature(*, step_size: float, noise_std: float, num_examples: int) -> float:
-  """tau = h (n noise_std)^2 / 2: the temperature that a plan's noise gives.
+  """Returns tau = h (n noise_std)^2 / 2, the temperature that a plan's noise gives.
 
   >>> sgld_temperature(step_size=1e-4, noise_std=0.1, num_examples=1000)
   0.5
@@ -44,7 +44,7 @@ def sgld_temperature(*, step_size: float, noise_std: float, num_examples: int) -
 
 
 def sgld_step_size(*, temperature: float, noise_std: float, num_examples: int) -> float:
-  """h = 2 tau / (n noise_std)^2, the step size at which a plan samples at temperature tau.
+  """Returns h = 2 tau / (n noise_std)^2, at which a plan samples at temperature tau.
 
   >>> round(sgld_step_size(temperature=0.5, noise_std=0.1, num_examples=1000), 10)
   0.0001
@@ -61,7 +61,7 @@ def sgld_noise_multiplier(
   l2_clip_norm: float,
   expected_batch_size: float,
 ) -> float:
-  """z = (L / (n C)) sqrt(2 tau / h): give it to a Plan to get the cost of that SGLD.
+  """Returns z = (L / (n C)) sqrt(2 tau / h), the noise multiplier of a Plan for this SGLD.
 
   >>> round(sgld_noise_multiplier(temperature=1.0, step_size=2e-4, num_examples=1000,
   ...   l2_clip_norm=1.0, expected_batch_size=10), 10)
@@ -89,11 +89,11 @@ def dp_sgld(
   num_examples: int,
   prior_precision: float = 0.0,
 ) -> optax.GradientTransformation:
-  """The Langevin step after a private transform: -h (n g + prior_precision theta).
+  """Returns the Langevin step -h (n g + prior_precision theta), to follow a private transform.
 
   Args:
-    step_size: h, of the energy SUMMED over the examples: an SGD learning rate of r on the
-      mean loss is h = r / n. A schedule changes the temperature from step to step.
+    step_size: h, for the energy SUMMED over the examples: an SGD learning rate r on the mean loss
+      is h = r / n. A schedule changes the temperature from step to step.
     noise_std: noise of the private mean gradient, `plan.noise_std`; it must be > 0, because this
       transform adds no noise of its own. `sgld_temperature` gives its temperature.
     num_examples: n; public, as in the plan's guarantee.
@@ -119,7 +119,7 @@ def dp_sgld(
   def update_fn(updates: Any, state: Any, params: Any = None):
     if params is None:
       raise UserError("dp_sgld needs them for the prior", field="params", value=None)
-    # n times the mean gradient is that of the sum; the prior is added once.
+    # n times the mean gradient is the gradient of the sum over examples; the prior counts once.
     pull = lambda g, p: num_examples * g + prior_precision * p.astype(g.dtype)
     return jax.tree.map(pull, updates, params), state
 

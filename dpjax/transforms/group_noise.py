@@ -3,11 +3,11 @@
 Group g, clipped to C_g, gets noise of standard deviation s_g. The mechanism is the Gaussian
 one on the vector (clip(g) / s_g)_g, whose norm is at most sqrt(sum C_g^2 / s_g^2) for one
 example: its noise multiplier z satisfies z^-2 = sum_g (C_g / s_g)^2 exactly. A group's
-share r_g of the budget 1 / z^2 gives s_g = z C_g / sqrt(r_g), sum r_g = 1. So nothing
-changes for the accountant. Without shares every group gets s_g = z sqrt(sum C_g^2).
+share r_g of the budget 1 / z^2 gives s_g = z C_g / sqrt(r_g), sum r_g = 1. So z is the same for the
+accountant. Without shares every group gets s_g = z sqrt(sum C_g^2).
 
-Both come from one draw of noise of standard deviation z C, C = sqrt(sum C_g^2): the groups
-are weighted by w_g = sqrt(r_g) C / C_g before the noise and divided by w_g after it.
+Both use one draw of noise of standard deviation z C, C = sqrt(sum C_g^2): the groups are multiplied
+by w_g = sqrt(r_g) C / C_g before the noise is added, and divided by w_g after it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class PerLayer:
-  """Clips each layer flat to its share of one bound. The clip is made when the layers'
-  shapes are known.
+  """Clips each layer flat to its share of one bound. `make` returns the `Clip` of a model.
 
   Args:
     allocation: "uniform" or "by_size", see `gradients.allocate_clip_norms`.
-    noise: "shared", one standard deviation; "uniform", equal budgets of the layers.
+    noise: "shared" for one standard deviation; "uniform" for equal shares of the privacy budget.
 
   >>> clip = PerLayer().make(5.0, {"a": {"w": jnp.ones(2)}, "b": {"w": jnp.ones(3)}})
   >>> round(clip.norms["a"], 3), PerLayer(noise="uniform").shares(clip)
@@ -55,12 +54,12 @@ class PerLayer:
     return gradients.Clip(bounds, schedule=schedule)
 
   def shares(self, clip: gradients.Clip) -> Any:
-    """Returns the layers' shares in the noise; None for shared noise."""
+    """Returns each layer's share of the privacy budget; None for shared noise."""
     return None if self.noise == "shared" else jax.tree.map(lambda _: 1.0, clip.norms)
 
 
 def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> NumberTree:
-  """The weights w_g of the groups: 0 for frozen ones (C_g = 0), 1 where there are no shares.
+  """Returns the weights w_g of the groups: 0 for frozen ones (C_g = 0), 1 without shares.
 
   Raises:
     UserError: shares that are not a tree of numbers like `l2_clip_norm`, or no share for a
@@ -85,17 +84,17 @@ def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> Nu
       raise UserError(
         f"must be > 0 for a group clipped to {clip_norm}", field="noise_shares", value=share
       )
-    # So that sum_g (w_g C_g)^2 again equals the square of the whole bound.
+    # Chosen so that sum_g (w_g C_g)^2 equals the square of the whole bound.
     return math.sqrt(share / total) * bound / clip_norm if clip_norm else 0.0
 
   return jax.tree.map(weight, shares, clip.norms)
 
 
 def check_groups(updates: ClippedSum, l2_clip_norm: ClipLike) -> None:
-  """Raises unless the sum was clipped group by group to these bounds."""
+  """Raises UserError unless the sum was clipped group by group to these bounds."""
   allowed = gradients.Clip.of(l2_clip_norm).group_bounds()
   seen = updates.group_bounds
-  # Two computations of one bound may differ in their last digits.
+  # The factor allows for rounding of the bounds.
   if len(seen) != len(allowed) or any(s > a * (1 + 1e-12) for s, a in zip(seen, allowed)):
     raise UserError(
       f"the ClippedSum has group bounds {seen}, the noise is for {allowed}",
@@ -109,7 +108,7 @@ def weighted(tree: Updates, weights: NumberTree) -> Updates:
 
 
 def unweighted(tree: Updates, weights: NumberTree) -> Updates:
-  """Inverts `weighted`; a frozen group stays exactly 0, whatever noise it got."""
+  """Divides each group by its weight; a frozen group is exactly 0, without noise."""
   return _per_group(lambda leaf, w: leaf / w if w else jnp.zeros_like(leaf), tree, weights)
 
 
@@ -120,14 +119,14 @@ def _per_group(fn: Any, tree: Any, weights: Any) -> Any:
 
 
 def noise_std(clip: gradients.Clip, noise_multiplier: float) -> float:
-  """Returns the std of the whole sum, without shares; 0 where there is no noise."""
+  """Returns the standard deviation of the noise on the weighted sum; 0 without noise."""
   return noise_multiplier * clip.l2_bound if noise_multiplier else 0.0
 
 
 def group_stds(
   l2_clip_norm: ClipLike, noise_multiplier: float, noise_shares: NumberTree = None
 ) -> NumberTree:
-  """Standard deviation of the noise on the sum, group by group.
+  """Returns the standard deviation of the noise on the sum, group by group.
 
   >>> group_stds({"a": 3.0, "b": 4.0}, 2.0)
   {'a': 10.0, 'b': 10.0}

@@ -1,8 +1,7 @@
-"""The link between a private transform and the plan that accounts for it.
+"""Binds a private transform to the plan that accounts for it.
 
-A notebook is run cell by cell, so two plans may stand beside each other. A state that draws the
-noise of one would be accounted by the other, and a batch that is larger than any draw of the plan
-was not drawn by it.
+In a notebook two plans may exist at once. Then the noise of one plan could be accounted by the
+other. And a batch that is larger than any draw of a plan was not drawn by it. Both are refused:
 
 | what is given                                     | what follows                        |
 | ------------------------------------------------- | ----------------------------------- |
@@ -31,9 +30,9 @@ from dpjax.validate import UserError
 
 
 def mark_of(facts: Mapping[str, Any]) -> int:
-  """Returns 32 bits that depend on the releases and costs of a plan's steps, never 0.
+  """Returns a hash of 32 bits, never 0, of the facts that define the steps of a plan.
 
-  Numbers count to six digits, so that the last bits of another machine make no other plan.
+  Numbers count to six digits, so that rounding on another machine does not change the hash.
 
   >>> mark_of({"noise_multiplier": 1.0}) == mark_of({"noise_multiplier": 1.0000001})
   True
@@ -50,7 +49,7 @@ def mark_of(facts: Mapping[str, Any]) -> int:
 
 
 def _mask_of(updates: Any, mask: Any) -> Any:
-  """Returns the mask [B] of the examples; None where it is not known here."""
+  """Returns the mask [B] of the examples; None if it is not known here."""
   if isinstance(updates, ClippedSum):
     return updates.mask
   if not isinstance(updates, PerExampleGrads):
@@ -64,9 +63,9 @@ def _mask_of(updates: Any, mask: Any) -> Any:
 
 
 def _as_drawn(noisy: ArrayTree, mask: Any, padded_batch_size: int) -> Any:
-  """Returns the update, NaN where there are more examples than any draw has; UserError
-  where values are known."""
-  # A sufficiently small batch needs no check of its mask.
+  """Returns the update if there are at most `padded_batch_size` examples. Otherwise it raises
+  UserError, or under jit all numbers are NaN."""
+  # With so few rows there cannot be too many examples, whatever the mask.
   if mask is None or jnp.size(mask) <= padded_batch_size:
     return noisy
   count = jnp.sum(mask)
@@ -85,12 +84,12 @@ def _as_drawn(noisy: ArrayTree, mask: Any, padded_batch_size: int) -> Any:
 def of_plan(
   tx: optax.GradientTransformationExtraArgs, mark: int, padded_batch_size: int
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns the same private transform, for states and batches of one plan only.
+  """Returns the same private transform, which then takes only states and batches of one plan.
 
   Args:
     tx: the transform, with the plan's numbers.
-    mark: the plan's, by `mark_of`.
-    padded_batch_size: rows that a draw of the plan has at most.
+    mark: hash of the plan by `mark_of`.
+    padded_batch_size: most rows of a draw of the plan.
   """
   # The type of `tx` does not include ClippedSum.
   inner: Any = tx
@@ -107,7 +106,7 @@ def of_plan(
     real = _mask_of(updates, mask)
     noisy = _as_drawn(noisy, real, padded_batch_size)
     if real is not None and jnp.size(real) > padded_batch_size:
-      # What the next step reads follows from the same sum, so it goes the same way.
+      # The numbers of the next state follow from the same sum, so they become NaN, too.
       after = beside_noise.invalid_unless(jnp.sum(real) <= padded_batch_size, after)
     return noisy, marked(after, mark)
 

@@ -1,14 +1,13 @@
 """Scales coordinates by earlier private outputs before the clip, and back after the noise.
 
-Gradients are unlike from one coordinate to the next, while clipping and noise treat all alike. With
-s_t > 0 for each coordinate, a private transform is applied to g / s_t, and its output is multiplied
-by s_t: small coordinates get little noise, large ones much.
+Gradients differ in size between coordinates, while clipping and noise treat all alike. With a
+number s_t > 0 for each coordinate, a private transform is applied to g / s_t, and its output is
+multiplied by s_t. So small coordinates get little noise, and large ones much.
 
 Guarantee, for ANY s_t that follows from earlier outputs of the transform and from public numbers:
 given these, x -> x / s_t is a fixed function of one example's gradient. The inner transform clips
-what it is given, so its sensitivity does not change, nor does its event; the product by s_t is
-post-processing of it. Steps compose adaptively as before. Nothing here reads a gradient that was
-not noised first, as local noise by the heterogeneity of raw gradients would.
+what it is given, so its sensitivity and its event do not change. The product with s_t is
+post-processing. Steps compose adaptively as before. No gradient is read here before it got noise.
 
 Source: Ganesh, McMahan and Thakurta 2025, arXiv:2507.01129, algorithm 8. There s_t is
 sqrt(v) + eps; here it is divided by its root mean square, so that the clip norm keeps its meaning
@@ -35,12 +34,12 @@ class CoordinateScaling:
   """Scales coordinates by earlier private outputs, as a `Plan` and a config name it.
 
   Args:
-    b2: of the moving average of squared outputs, in [1e-6, 0.999999].
-    floor: least s_t beside the root mean square of all, in [1e-6, 1].
+    b2: decay of the moving average of squared outputs, in [1e-6, 0.999999].
+    floor: smallest s_t, as a share of the root mean square over coordinates, in [1e-6, 1].
 
   Raises:
-    UserError: a number out of its range. Quotients and squares of smaller ones would leave the
-      range of float32, and a larger b2 would be 1 there.
+    UserError: a number out of its range. With smaller ones, quotients or squares would leave the
+      range of float32; a larger b2 could round to 1 there.
 
   >>> CoordinateScaling(floor=0.0)
   Traceback (most recent call last):
@@ -57,7 +56,7 @@ class CoordinateScaling:
 
   @property
   def statement(self) -> str:
-    """Returns the part of a privacy statement on what the noise is measured in."""
+    """Returns the sentences about the scaling for a privacy statement."""
     return (
       "Scaled coordinates: in each step every coordinate is divided by a number that follows "
       "from earlier noisy sums alone, then clipped and noised as stated, then multiplied by it. "
@@ -68,7 +67,7 @@ class CoordinateScaling:
 class ScalingState(NamedTuple):
   """Moving average of the squares of private outputs; `inner` holds the noise key.
 
-  Its names are none of Optax's, whose functions reset an optimizer by the names of its fields.
+  Optax can reset an optimizer's state by field names, so no field has a name that Optax uses.
   """
 
   inner: Any
@@ -76,15 +75,15 @@ class ScalingState(NamedTuple):
   floor: jax.Array  # float32: of the transform, so that a state alone gives s_t
 
   def beside_noise(self) -> dict[str, Any]:
-    """Returns the numbers that the checksum of the noise covers."""
+    """Returns the numbers that the noise's checksum covers; see `beside_noise`."""
     return {"mean_squares": self.mean_squares, "floor": self.floor}
 
 
 class ScaledLoss:
   """The loss of one example as a function of d, at parameters w + d / s_t.
 
-  At d = 0 its value is that of the loss, and its gradient is g / s_t: what the clip must see.
-  Here the sum is formed after the clip, so no gradient of one example need be kept.
+  At d = 0 its value is the loss at w, and its gradient is g / s_t, which must be clipped. With it,
+  `clipped_grad` can compute the clipped sum without keeping the gradients of single examples.
   """
 
   def __init__(self, loss_fn: LossFn, params: Params, scales: Any):
@@ -95,7 +94,7 @@ class ScaledLoss:
   @property
   def start(self) -> Params:
     """Returns d = 0, at which the gradient is taken."""
-    # Half precision has too narrow a range for the quotient.
+    # Widened, since the range of half precision is too narrow for the quotient.
     return jax.tree.map(
       lambda leaf: jnp.zeros_like(trees.at_least_float32(leaf)), self._params
     )
@@ -108,9 +107,9 @@ class ScaledLoss:
 
 
 def coordinate_scales(state: object) -> Any:
-  """Returns s_t of the next update, from a transform's state; None where it scales nothing.
+  """Returns s_t of the next update, from a transform's state; None if it scales nothing.
 
-  Public once the outputs are: a function of earlier private outputs alone.
+  It is a function of earlier private outputs alone, so it may be released with them.
   """
   return (
     _scales(state.mean_squares, state.floor) if isinstance(state, ScalingState) else None
@@ -127,16 +126,16 @@ def scale_then_privatize(
   """Returns a private transform that clips and noises each coordinate in units of its size.
 
   Args:
-    tx: `clip_and_noise`, or any private transform that takes what it takes.
-    b2, floor: of `CoordinateScaling`.
-    takes_scaled_sums: also take a `ClippedSum`, which must be of a `ScaledLoss`. Another one
-      costs no privacy: its examples were clipped, only in other units than meant.
+    tx: `clip_and_noise`, or another private transform with the same inputs.
+    b2, floor: as for `CoordinateScaling`.
+    takes_scaled_sums: whether to take a `ClippedSum`, too, which should be that of a `ScaledLoss`.
+      Any other one costs no privacy either, but was clipped in other units.
 
-  Guarantee: that of `tx`, as the module proves. The first step is `tx` itself.
+  Guarantee: that of `tx`, as the module proves. At the first step nothing is scaled.
 
   Raises:
-    UserError: a `ClippedSum` without `takes_scaled_sums`, whose examples were clipped before they
-      could be scaled: the fast gradient route gives these. Use `dpjax.per_example_grads`.
+    UserError: a `ClippedSum` without `takes_scaled_sums`: its examples were clipped before they
+      could be scaled. Use the gradients of `dpjax.per_example_grads`.
 
   >>> from dpjax.gradients import stacked
   >>> from dpjax.transforms.clip_and_noise import clip_and_noise
@@ -147,16 +146,16 @@ def scale_then_privatize(
   >>> first, tx.update(grads, state, mask=mask)[0].round(4)
   (Array([3., 4.], dtype=float32), Array([3., 4.], dtype=float32))
   """
-  # Configs name this module's values, and need no state.
+  # Imported here, since configs import this module and do not need it.
   from dpjax.transforms import beside_noise
 
-  # Made for its checks.
+  # Raises for numbers out of range.
   CoordinateScaling(b2, floor)
 
   def init_fn(params: Any) -> ScalingState:
     inner = tx.init(params)
     if is_placeholder(params):
-      # Earlier outputs are not an optimizer's moments, which may be reset.
+      # Hides `mean_squares` from Optax's reset of optimizer moments; see `is_placeholder`.
       return ScalingState(inner, jnp.zeros(()), jnp.float32(floor))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
     return beside_noise.turned(ScalingState(inner, zeros, jnp.float32(floor)))
@@ -185,7 +184,7 @@ def scale_then_privatize(
         lambda g, s: trees.at_least_float32(g) / s[None], arrays, scales
       )
       rows = PerExampleGrads.of(divided, updates.mask, updates.rows)
-    # Scales that something changed leave a wrong checksum, which `tx` refuses.
+    # If scales were changed from outside, the checksum is now wrong, and `tx` refuses it.
     noise_state = beside_noise.turned(state).inner
     noisy, inner = tx.update(rows, noise_state, params, **extra_args)
     private = jax.tree.map(lambda leaf, s: leaf * s, noisy, scales)
@@ -202,12 +201,12 @@ def scale_then_privatize(
 
 
 def _scales(mean_squares: Any, floor: Any) -> Any:
-  """Returns s_t for each coordinate, with a root mean square of 1: a function of outputs alone.
+  """Returns s_t for each coordinate, with a root mean square of 1, from private outputs alone.
 
-  All are NaN after a NaN, which stands for a step that was not accounted for.
+  If an output was NaN, because its step was not accounted for, all s_t are NaN.
   """
   leaves = jax.tree.leaves(mean_squares)
-  # A float: from 2^31 coordinates on their number is no int32.
+  # A float, since 2^31 coordinates or more are no int32.
   count = float(sum(leaf.size for leaf in leaves))
   mean = sum(jnp.sum(leaf) for leaf in leaves) / count
   # Before the first output, and after one of zeros or beyond floats, nothing is scaled.
@@ -219,6 +218,6 @@ def _scales(mean_squares: Any, floor: Any) -> Any:
   raised = jax.tree.map(lambda root: jnp.maximum(root, floor), relative)
   squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(raised))
   size = jnp.sqrt(squares / count)
-  # A float32 sum of many ones may be no whole number; the first step is exactly `tx`.
+  # Exactly 1 at the first step, where leaf / size could differ from 1 by rounding.
   unscaled = jnp.where(jnp.isnan(mean), jnp.nan, 1.0)
   return jax.tree.map(lambda leaf: jnp.where(is_known, leaf / size, unscaled), raised)

@@ -1,4 +1,4 @@
-"""Clipping whose norm adapts at the cost of a constant one: SlaClip.
+"""SlaClip: a clip norm that adapts, at the privacy cost of a constant one.
 
 Zou et al. 2026, "SlaClip: Gradient Norm Slacks can be Indicator for Adaptive Clipping in DP-SGD"
 (ICML 2026), equations 6 to 11 and 28 to 30.
@@ -34,23 +34,23 @@ from dpjax import accounting, validate
 from dpjax.transforms.adaptive_clipping import AdaptingClip, check_factors, rows_that_count
 from dpjax.types import ClippedSum
 
-# Of the clip norm: more than float32 norms of 1e9 coordinates lose by rounding.
+# Share of the clip norm that is more than rounding can change a float32 norm of 1e9 coordinates.
 _MARGIN = 1e-5
-# Two-sided quantile of a normal at 99 %, of equation 36.
+# Two-sided 99 % quantile of a normal distribution, for equation 36.
 _CONFIDENT = 2.576
 _MOST_SLOTS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class SlackClipping(AdaptingClip):
-  """Rule and public numbers of a `Clip` whose norm follows the slack of the clipped gradients.
+  """Rule of a `Clip` whose norm follows the slack, by how much gradients are below the norm.
 
-  It costs what flat clipping costs: the noise multiplier is that of the plan.
+  It costs as much as flat clipping at the same noise multiplier.
 
   Args:
     num_slots: K, coordinates of the slack. `slots_for` is the paper's choice.
     learning_rate: eta of the geometric update.
-    clipped_share: beta, the share of norms above C that is aimed at while few norms are near zero.
+    clipped_share: beta, the target share of norms above C while few norms are near zero.
     expected_batch_size: public; None for the plan's `normalize_by`.
     min_factor, max_factor: the clip norm stays within these multiples of the first one.
 
@@ -78,7 +78,7 @@ class SlackClipping(AdaptingClip):
 
   @staticmethod
   def slots_for(batch_size: float, noise_multiplier: float) -> int:
-    """Returns the largest K whose shares stand out of their noise at 99 % (equation 36).
+    """Returns the largest K at which the shares exceed their noise with 99 % (equation 36).
 
     >>> SlackClipping.slots_for(256, 1.0)
     13
@@ -99,7 +99,7 @@ class SlackClipping(AdaptingClip):
     return width * jnp.sum(jnp.where(rows[:, None], filled, 0.0), axis=0)
 
   def query_unit(self, std: float, normalize_by: float) -> float:
-    # The slack is measured as gradients are, and gets their noise.
+    # The slack is in the units of gradients, so it gets the same noise.
     del std, normalize_by
     return 1.0
 

@@ -1,4 +1,4 @@
-"""The table of refused combinations, for transforms and plans."""
+"""Combinations of features that transforms and plans refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BANDS = (
   "noise of several bands, which needs a sampler that bounds how often an example takes "
   "part, such as CyclicSampler or CyclicPoissonSampler"
 )
-# Feature -> other features without an analysis, or an implementation, beside it.
+# Feature -> features with which it is refused, as there is no proof or no implementation.
 APART = {
   "adaptive clipping": (
     *("several clip norms", "a clip schedule", "noise shares", "a noise schedule"),
@@ -43,7 +43,7 @@ def features(
   statistics: object = None,
   scaling: object = None,
 ) -> dict[str, str]:
-  """Returns the features in `APART` that these have, each with the argument that causes it.
+  """Returns feature -> the argument that causes it, for the features named in `APART`.
 
   >>> features(Clip(1.0), NoiseShape(schedule=(2.0, 1.0)))
   {'a noise schedule': 'noise_schedule=(2.0, 1.0)'}
@@ -70,7 +70,7 @@ def features(
     drawn = f"sampler={sampler!r}"
     present["free participation"] = (free, drawn)
     present["bounded participation"] = (not free, drawn)
-    # A row is only a part of a user.
+    # Private statistics protect a row, which is only a part of a user's data.
     present["users"] = (sampler.unit != "example", drawn)
     present[_EPOCHS] = (not sampler.steps_alike, drawn)
   return {name: argument for name, (has, argument) in present.items() if has}
@@ -85,7 +85,9 @@ def check_together(
   statistics: object = None,
   scaling: object = None,
 ) -> None:
-  """Raises UserError for the first pair of `APART`, or for an invalid sampler or shape.
+  """Raises UserError for the first pair of features in `APART` that these arguments combine.
+
+  It also raises for a sampler or noise shape of another type.
 
   >>> check_together(Clip(1.0, "automatic"), NoiseShape(schedule=(2.0, 1.0)))
   Traceback (most recent call last):
@@ -108,10 +110,10 @@ def check_together(
 def assumptions(
   clip: Clip, shape: NoiseShape, sampler: Sampler, statistics: object = None
 ) -> tuple[str, ...]:
-  """Returns the unproved assumptions of an epsilon of these.
+  """Returns the unproved assumptions behind an epsilon of these parts, one line each.
 
-  Events of parts that are not dpjax's are the words of their authors. Where there are any,
-  the epsilon is "claimed".
+  The event of a part that is not dpjax's own is its author's claim. With any such line, epsilon is
+  "claimed", not "proved".
   """
   rule = clip.rule if clip.rule.adapts else None
   parts = (sampler, clip, rule, shape, shape.correlation, statistics)

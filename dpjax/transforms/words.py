@@ -1,4 +1,4 @@
-"""Words for a step's noise, where it differs from the accountant's event."""
+"""Describes a step's noise in words, for privacy statements, if it differs from the event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpjax.transforms.group_noise import group_stds
 if TYPE_CHECKING:
   from dpjax.transforms.scale_then_privatize import CoordinateScaling
 
-# Most steps for which the whole of C is inspected: a dense matrix, which is inverted.
+# For more steps C is not inverted to find the noise of single steps: the matrix is dense.
 _MAX_DENSE = 1024
 
 
@@ -31,14 +31,14 @@ def noise_in_words(
   *,
   scaling: CoordinateScaling | None = None,
 ) -> str:
-  """Returns a part of a privacy statement; "" where the noise is as in the event.
+  """Returns the sentences about the noise for a privacy statement; "" if the event says it all.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> sampler = PoissonSampler(0.5, 16)
   >>> noise_in_words(Clip(1.0), NoiseShape(), sampler, "example", 1.0, 8.0, num_steps=1)
   ''
   """
-  # Nothing below goes with scaling (`together.APART`).
+  # `together.APART` refuses scaling with all features below.
   if scaling is not None:
     return scaling.statement
   if sampler.participation is not None:
@@ -74,8 +74,9 @@ def _correlated(noise_shape: NoiseShape, sampler: Sampler, shown: str, unit: str
 
 
 def _stds_in_words(noise_shape: NoiseShape, noise_multiplier: float, num_steps: int) -> str:
-  """Describes the noise on the sum by its standard deviations. C has a unit diagonal, so
-  the new noise of step t is z_t, independent of the part from earlier steps."""
+  """Describes the noise on the sum by its standard deviations.
+
+  C has a unit diagonal, so the noise of step t is z_t plus a part that earlier noise fixes."""
   factors = np.array(noise_shape.schedule or np.ones(num_steps))
   # Rounded down: a statement must not claim more noise than there is.
   number = lambda value: accounting.lower(noise_multiplier * value, digits=6)

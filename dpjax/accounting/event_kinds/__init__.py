@@ -1,4 +1,4 @@
-"""Every event that is accounted: one file each, and one row here."""
+"""All kinds of events that are accounted: one file for each, and one line below."""
 
 from dpjax.accounting.event_kinds import (
   bounded_contribution,

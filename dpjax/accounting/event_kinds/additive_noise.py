@@ -1,4 +1,4 @@
-"""The accounting that Gaussian and Laplace noise on a sum have in common."""
+"""Common part of the accounting of Gaussian and Laplace noise on a sum."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dpjax.accounting.text import lower
 
 
 class AdditiveNoiseKind(EventKind):
-  """Sum over every record, with noise relative to the bound on one record.
+  """Base class for a sum over all records, with noise relative to the bound on one record.
 
   Attributes:
-    distribution: distribution of the noise, as a privacy statement says it.
+    distribution: name of the noise's distribution in a privacy statement.
   """
 
   fields = ("noise_multiplier",)

@@ -16,8 +16,9 @@ from dpjax.accounting.proved import ZERO, Proved
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
-# The accounting holds one chance for each number of a user's records in a batch. With a mean of
-# 1 at most, m of them have a chance of 1 / m! at most, so no number beyond 170 is held.
+# Largest number of a user's records, if more than one is drawn on average: the accounting holds a
+# chance for each number in a batch. With a mean of at most 1, m records have a chance of at most
+# 1 / m!, so fewer than 171 numbers are held, however many records there are.
 _MOST_RECORDS = 256
 _MOST_AT_MEAN_ONE = 2**63 - 1
 
@@ -35,13 +36,13 @@ class BoundedContributionDpEvent(dpa.DpEvent):
 
 
 class BoundedContributionKind(EventKind):
-  """All records of one user emptied, up to k of them, each drawn with probability q on its own.
+  """Accounting of a user with up to k records, each drawn independently with probability q.
 
-  Given which of them are drawn, the sum moves by a vector of norm C times their number, at most.
-  So the pair is a mixture of Gaussians against one: N(i C) with the chance of i out of
-  Binomial(k, q), and N(0). It dominates every mixture with vectors no longer than these, in both
-  directions (Choquette-Choo et al. 2023, arXiv:2310.15526, section 4; for examples of users:
-  Charles et al. 2024, arXiv:2407.07737). It is exact where all k point one way.
+  In the neighbour all of the user's records are empty. Given which are drawn, the sum moves by a
+  vector of norm at most C times their number. So the worst pair is a mixture of N(i C), with i from
+  Binomial(k, q), against N(0). It dominates every mixture with vectors no longer than these, in
+  both directions (Choquette-Choo et al. 2023, arXiv:2310.15526, section 4; for examples of users:
+  Charles et al. 2024, arXiv:2407.07737). It is exact if all k gradients point one way.
   """
 
   name = "bounded_contribution"
@@ -107,11 +108,11 @@ def bounded_contribution_event(
 
   Args:
     event: a Gaussian sum; its noise multiplier is std / clip norm of one record.
-    sampling_prob: of one record.
-    max_contribution: records of one user, at most; 256 where more than one of them is drawn on
-      average.
+    sampling_prob: probability with which one record is drawn.
+    max_contribution: most records of one user. It may be at most 256 if
+      max_contribution * sampling_prob > 1.
 
-  Accounted under replace_special, by PLD: the records of a user are emptied, and stay in place.
+  It is accounted under replace_special, by PLD: a user's records are emptied, and stay in place.
 
   Raises:
     UserError: numbers out of their range, or an event that is no Gaussian sum.

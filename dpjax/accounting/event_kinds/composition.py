@@ -23,7 +23,7 @@ class NoOpKind(EventKind):
 
 
 class NonPrivateKind(EventKind):
-  """A release without noise, which no epsilon covers."""
+  """A release without noise, whose epsilon is infinite."""
 
   name = "non_private"
   event = dpa.NonPrivateDpEvent
@@ -46,7 +46,7 @@ class SelfComposedKind(EventKind):
   def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
     validate.integer_at_least(0, count=event.count)
     count = int(event.count)
-    # Zero repetitions are still taken apart: an unknown event is refused.
+    # Taken apart even for 0 repetitions, so that an unknown event is refused.
     for part, times in kind_of(event.event).elements(event.event):
       if count > 0:
         yield part, times * count
@@ -81,11 +81,10 @@ def composed(step_event: DpEvent, num_steps: int) -> DpEvent:
 
 
 def unamplified(counts: Mapping[DpEvent, int]) -> DpEvent:
-  """Returns the event of `parts`. Each mixture is exchanged for what it mixes, if that is
-  known.
+  """Returns the event of `parts` without amplification, for kinds that can be unamplified.
 
-  So for one Gaussian sum in place of each pass of random allocation. This costs no less; where
-  there is little noise, an accountant may find that it costs less.
+  For example, one Gaussian sum takes the place of a pass of random allocation. The true cost is no
+  less. With little noise the accountant's bound on it may still be smaller.
 
   >>> from dpjax.accounting import gaussian_event, parts, random_allocation_event
   >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))

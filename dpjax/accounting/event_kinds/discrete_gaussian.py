@@ -17,11 +17,11 @@ from dpjax.accounting.text import lower
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteGaussianDpEvent(dpa.DpEvent):
-  """The event of one integer vector, each number with noise N_Z(0, sigma^2).
+  """The event of one sum of integer vectors, with noise N_Z(0, sigma^2) on each coordinate.
 
   Args:
-    noise_multiplier: sigma / the largest L2 norm of ONE record's part, after rounding; under
-      replace_one the accountant doubles that norm.
+    noise_multiplier: sigma / the largest L2 norm of ONE record's integer vector, after rounding.
+      Under replace_one the accountant doubles that norm.
   """
 
   noise_multiplier: float
@@ -31,9 +31,9 @@ class DiscreteGaussianKind(EventKind):
   """The accounting of discrete Gaussian noise (Canonne, Kamath and Steinke 2020,
   arXiv:2004.00010).
 
-  For a shift by an integer vector its Renyi divergence is at most that of Gaussian noise of the
-  same sigma, at every order (theorem 4). The trade-off curve of Gaussian noise is not proved for
-  it, so no privacy loss distribution is given.
+  For a shift by an integer vector the Renyi divergence is at most that of Gaussian noise of the
+  same sigma, at every order (theorem 4). It is not proved that the trade-off curve of Gaussian
+  noise is a bound, too, so there is no privacy loss distribution.
   """
 
   name = "discrete_gaussian"

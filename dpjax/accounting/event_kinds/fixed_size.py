@@ -22,13 +22,13 @@ from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.accounting.proved import ADD, REPLACE, Proved
 from dpjax.validate import UserError
 
-# Above it a share of the records is no float.
+# Most records, so that their number fits 64 bits.
 _MOST_RECORDS = 2**63 - 1
 
 
 class SampleKind(EventKind):
-  """Gaussian noise on a sample of a fixed number of records. Subclasses say how it is drawn, and
-  what is proved of that."""
+  """Base class for Gaussian noise on a sample of a fixed number of records. Subclasses define how
+  the sample is drawn, and the proofs."""
 
   event: ClassVar[type[Any]]
   fields = ("source_dataset_size", "sample_size", "event")
@@ -45,7 +45,7 @@ class SampleKind(EventKind):
     )
 
   def under_replace_one(self, part: Any) -> DpEvent:
-    # The noise is relative to the sensitivity to one row, which is 2 C where it is replaced.
+    # The noise becomes relative to the sensitivity 2 C of a replaced row.
     inner = kind_of(part.event).under_replace_one(part.event)
     return self.event(part.source_dataset_size, part.sample_size, inner)
 
@@ -124,8 +124,8 @@ def fixed_size_event(event: DpEvent, *, num_examples: int, batch_size: int) -> D
 
   Args:
     event: a Gaussian sum; its noise multiplier is std / l2_clip_norm under both relations.
-    num_examples: number of records or fewer. Under add_or_remove_one that is a public lower bound
-      on the size of the larger neighbour.
+    num_examples: number of records, or a lower bound on it. Under add_or_remove_one it must be a
+      public lower bound on the size of the larger neighbour.
     batch_size: records in each batch.
 
   Raises:

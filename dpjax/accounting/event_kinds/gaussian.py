@@ -44,10 +44,10 @@ class GaussianKind(AdditiveNoiseKind):
 def sampled_gaussian_pld(
   noise_multiplier: float, interval: float, *, sampling_prob: float
 ) -> pld_lib.PrivacyLossDistribution:
-  """Returns the privacy loss of a Gaussian sum over a Poisson sample, on a grid of interval.
+  """Returns the privacy loss of a Gaussian sum over a Poisson sample, on a grid of `interval`.
 
-  It connects the dots between grid points (Doroshenko et al. 2022, arXiv:2207.04380), which is
-  pessimistic at any interval.
+  By connecting the dots between grid points (Doroshenko et al. 2022, arXiv:2207.04380) it is an
+  upper bound at any interval.
   """
   return pld_lib.from_gaussian_mechanism(
     noise_multiplier,
@@ -59,7 +59,7 @@ def sampled_gaussian_pld(
 def gaussian_event(noise_multiplier: float) -> DpEvent:
   """Returns the event of one Gaussian sum: noise of std `noise_multiplier * l2_clip_norm`.
 
-  Zero noise is allowed here and costs an infinite epsilon.
+  A noise multiplier of 0 is allowed, and has an infinite epsilon.
 
   >>> gaussian_event(2)
   GaussianDpEvent(noise_multiplier=2.0)

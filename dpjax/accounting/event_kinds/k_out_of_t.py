@@ -40,7 +40,7 @@ class KOutOfTDpEvent(dpa.DpEvent):
 
 
 class KOutOfTKind(EventKind):
-  """The accounting of k out of t steps, by k passes of one out of t / k.
+  """The accounting of k out of t steps, as k passes of one out of about t / k steps each.
 
   `dpjax.accounting.random_allocation` has the proof. It is exact at k = 1 and k = t.
   """
@@ -73,7 +73,7 @@ class KOutOfTKind(EventKind):
       runs.append(composed(random_allocation_event(noise, num_steps=size + 1), longer))
     return dpa.ComposedDpEvent(runs)
 
-  # Asked of the best of several runs, which knows no reduction.
+  # Called for the best of several runs, which does not use `accounted_as`.
   def rdp(self, part: Any) -> np.ndarray:
     return rdp_of(parts(self.accounted_as(part)))
 
@@ -111,7 +111,7 @@ def k_out_of_t_event(event: DpEvent, *, num_steps: int, num_selected: int) -> Dp
   >>> k_out_of_t_event(gaussian_event(1), num_steps=200, num_selected=1)
   RandomAllocationDpEvent(num_steps=200, noise_multiplier=1.0)
   """
-  # It checks the event and the number of steps.
+  # The constructor checks the event and the number of steps.
   once: Any = random_allocation_event(event, num_steps=num_steps)
   validate.integer_at_least(1, num_selected=num_selected)
   if num_selected > num_steps:

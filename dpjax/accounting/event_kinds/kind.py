@@ -1,9 +1,9 @@
 """The interface that an event implements to be accounted, and the table of all events.
 
-An event is data: a class of dp_accounting, or one of dpjax's. Its `EventKind` holds everything
-that accounting knows about it: how it is written to JSON, its normal form, under which
-relations it is proved, by which accountants, its privacy loss, and its description in words.
-To add an event is one file here and one row in `dpjax.accounting.event_kinds`.
+An event is data: an object of a class of dp_accounting or dpjax. Its `EventKind` defines all that
+accounting knows about it: its JSON form, its normal form, the relations and accountants for which
+it is proved, its privacy loss, and its description in words. To add an event, write one file here,
+and register it in `dpjax.accounting.event_kinds`.
 
 Noise multipliers are std / l2_clip_norm. `EventKind.under_replace_one` doubles the sensitivity.
 """
@@ -35,26 +35,26 @@ ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
 # The Renyi divergence of one sampled step is computed to about 3e-16 and may come out zero
 # or negative, which dp_accounting would read as "costs nothing".
 _RDP_ROUNDING = 1e-14
-# Squares of noise multipliers between these are floats.
+# Between these, squares of noise multipliers neither overflow nor underflow.
 _LEAST_LEVEL = 1e-100
 _LARGEST_LEVEL = 1e100
 
 
 class EventKind:
-  """Everything that the accountants know about the events of one class.
+  """Base class: all that the accountants know about the events of one class.
 
-  Subclasses override what differs. An event that cannot be accounted by itself, such as a
-  composition, says so in `elements` and needs nothing of what follows it.
+  Subclasses override what differs. A kind whose events are taken apart, such as a composition,
+  overrides `elements`, and needs none of the methods after it.
 
   Attributes:
     name: name in JSON.
     event: class of the events.
     fields: fields of the event that JSON holds, in the order of its constructor.
-    scheme: names the row of `dpjax.accounting.PROVED` that holds `proof`.
-    proof: relations and accountants.
-    rdp_relation: under which dp_accounting is asked for the Renyi curve. Noise is relative to
-      the sensitivity there, so it matters for events whose curve depends on the relation.
-    selects: whether it covers the choice between several runs.
+    scheme: name of the row of `dpjax.accounting.PROVED` that holds `proof`.
+    proof: relations and accountants that have a proof.
+    rdp_relation: relation for which dp_accounting is asked for the Renyi curve. Noise is already
+      relative to the sensitivity, so it matters only if the curve itself depends on the relation.
+    selects: whether the event includes the choice between several runs.
     replaced_in_two: whether replacing a record is accounted as removing one and adding one.
     points_per_deviation: grid points per standard deviation of a step's privacy loss. A grid
       of width h adds about h^2 / 4 to the variance; at 60 that is 1e-4 of it.
@@ -71,7 +71,7 @@ class EventKind:
   points_per_deviation: ClassVar[int] = 60
 
   def to_json(self, event: Any) -> dict[str, Any]:
-    """Returns the fields of an event as JSON can write them, inner events included."""
+    """Returns the fields of an event, inner events included, as values that JSON can hold."""
     fields = {name: getattr(event, name) for name in self.fields}
     if "event" in fields:
       fields["event"] = event_to_json(fields["event"])
@@ -80,7 +80,7 @@ class EventKind:
     return fields
 
   def from_json(self, fields: Mapping[str, Any]) -> DpEvent:
-    """Returns the event of such fields."""
+    """Returns the event of fields that `to_json` returned."""
     fields = dict(fields)
     if "event" in fields:
       fields["event"] = event_from_json(fields["event"])
@@ -94,12 +94,12 @@ class EventKind:
     An event that costs nothing yields nothing; one without noise yields `NonPrivateDpEvent`.
 
     Raises:
-      UserError: fields out of their range, or what this kind cannot hold.
+      UserError: a field out of its range, or an inner event that this kind does not allow.
     """
     raise NotImplementedError
 
   def rows(self) -> dict[str, Proved]:
-    """Returns the rows that events of this kind need in `accounting.PROVED`."""
+    """Returns scheme -> proof: the rows of events of this kind in `accounting.PROVED`."""
     return {self.scheme: self.proof} if hasattr(self, "proof") else {}
 
   def row_of(self, part: Any) -> tuple[str, Proved]:
@@ -108,29 +108,29 @@ class EventKind:
     return self.scheme, self.proof
 
   def repeated(self, part: Any) -> Iterable[DpEvent]:
-    """Returns the events that the part repeats, each of which must be proved as well."""
+    """Returns the events that the part repeats; each of them needs a proof, too."""
     del part
     return ()
 
   def accounted_as(self, part: Any) -> DpEvent:
-    """Returns an event that costs no less, and that accountants compose in place of the part.
+    """Returns the event that accountants compose in place of the part. Default: the part itself.
 
-    Under every relation of the proof. Default: the part itself."""
+    It must cost no less under every relation of the proof."""
     return part
 
   def under_replace_one(self, part: Any) -> DpEvent:
-    """Returns the part with noise relative to 2 l2_clip_norm: replacing a record moves a
-    sum by that much. Default: unchanged, for events whose proof already covers replacement."""
+    """Returns the part with noise relative to 2 l2_clip_norm, by which a replaced record moves a
+    sum. Default: the part itself, for events whose cost is stated for replacement already."""
     return part
 
   def under_add_or_remove_one(self, part: Any) -> DpEvent:
-    """Returns the part as adding or removing a record sees it. Default: unchanged. A sample of
-    fixed size differs: a joining record pushes another one out."""
+    """Returns the event that is accounted under add_or_remove_one. Default: the part itself.
+
+    A sample of fixed size differs, since a joining record pushes another one out."""
     return part
 
   def unamplified(self, part: Any) -> DpEvent:
-    """Returns an event without amplification that costs no less, or None where it would not
-    help."""
+    """Returns an event without amplification that costs no less. Default: the part itself."""
     return part
 
   def rdp(self, part: Any) -> np.ndarray:
@@ -141,7 +141,7 @@ class EventKind:
     return curve
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
-    """Returns the privacy loss distribution on a grid of this interval. It is pessimistic
+    """Returns the privacy loss distribution on a grid of this interval; it must be an upper bound
     for every interval."""
     raise NotImplementedError
 
@@ -150,11 +150,11 @@ class EventKind:
     raise NotImplementedError
 
   def largest_loss(self, part: Any) -> float:
-    """Returns the approximate largest loss that is kept: 10 standard deviations of noise."""
+    """Returns the approximate largest loss on the grid: that at 10 standard deviations of noise."""
     raise NotImplementedError
 
   def mu_squared(self, part: Any) -> tuple[float, bool]:
-    """Returns mu^2 of Gaussian DP by the central limit, and whether it is exact."""
+    """Returns mu^2 of Gaussian DP, by the central limit if it is not exact; whether it is exact."""
     raise UserError(
       "the central limit is known here for Gaussian noise, unsampled or Poisson "
       "sampled; use accountant='pld' or 'rdp'",
@@ -165,14 +165,14 @@ class EventKind:
   def zcdp(self, part: Any) -> float:
     """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
 
-    It knows no amplification, so a sampled part has the rho of the mechanism that it samples.
+    Sampling does not lower it: a sampled part has the rho of the same mechanism on all records.
     """
     raise UserError("has no bound by zCDP here", field="event", value=part)
 
   def gaussian_noise(self, part: Any) -> float | None:
     """Returns the noise multiplier of the Gaussian sums that the part accounts for.
 
-    `launch.check` holds the noise of a run to it. None: the noise is not tested.
+    `launch.check` compares the noise of a run with it; None if the noise is not tested.
     """
     del part
     return None
@@ -180,14 +180,14 @@ class EventKind:
   def joining_prob(self, part: Any) -> float | None:
     """Returns the largest probability with which a record takes part in what the part accounts for.
 
-    That is one step, or `Sampler.steps_per_event` steps, of which a record is in one at most.
-    `launch.check` counts draws against it. None: they are not counted.
+    The part is one step, or `Sampler.steps_per_event` steps of which a record is in one at most.
+    `launch.check` compares counted draws with it; None if they are not counted.
     """
     del part
     return None
 
   def describe(self, part: Any, unit: str) -> str:
-    """Returns the mechanism in words, as a privacy statement says it."""
+    """Returns the mechanism in words, for a privacy statement; `unit` names a record."""
     raise NotImplementedError
 
 
@@ -200,14 +200,14 @@ _USERS_SCHEMES: set[str] = set()
 
 
 def register(*kinds: EventKind) -> None:
-  """Adds kinds to the table by which every accountant finds them.
+  """Adds kinds to the table in which all accountants look up events.
 
-  A kind of your own may be registered again, as when a notebook cell runs twice. What its
-  methods return is your word, as the event of a sampler of your own is.
+  A kind of your own may be registered again, for example when a notebook cell runs twice. An
+  epsilon from it is reported as claimed by you, not as proved.
 
   Raises:
-    UserError: a name, a class of events or a scheme that dpjax accounts for itself. Its epsilon
-      would be printed as proved, by your formula. Or what is no kind.
+    UserError: an object that is no `EventKind`; or a name, a class of events or a scheme of dpjax
+      itself, whose epsilon would then be printed as proved, although by your formula.
   """
   for kind in kinds:
     if not isinstance(kind, EventKind) or not hasattr(kind, "name"):
@@ -224,8 +224,7 @@ def register(*kinds: EventKind) -> None:
         )
     rows = kind.rows()
     if is_user_defined(kind):
-      # A kind that names no scheme of its own is not amplified, and leaves the row "none"
-      # as it is.
+      # A kind without a scheme of its own is not amplified, and must not change the row "none".
       rows = {scheme: proof for scheme, proof in rows.items() if scheme != EventKind.scheme}
       taken = [
         scheme for scheme in rows if scheme in PROVED and scheme not in _USERS_SCHEMES
@@ -262,7 +261,7 @@ def kind_of(event: Any) -> EventKind:
 
 
 def event_to_json(event: DpEvent) -> dict[str, Any]:
-  """Returns the event as a dict that `json` can write; an unknown event raises UserError.
+  """Returns the event as a dict that `json` can write; raises UserError for an unknown event.
 
   >>> from dpjax.accounting import gaussian_event
   >>> event_to_json(gaussian_event(2))
@@ -276,7 +275,7 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
 
 
 def event_from_json(data: Mapping[str, Any]) -> DpEvent:
-  """Returns the event that `event_to_json` wrote; anything else raises UserError.
+  """Returns the event that `event_to_json` wrote; raises UserError for anything else.
 
   >>> event_from_json({"kind": "gaussian", "noise_multiplier": 2.0})
   GaussianDpEvent(noise_multiplier=2.0)
@@ -285,7 +284,7 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
     raise UserError("must be a mapping with a 'kind'", field="event", value=data)
   validate.one_of(KINDS, kind=data.get("kind"))
   kind = KINDS[data["kind"]]
-  # Neither a missing nor an unknown field is guessed: that could change the guarantee.
+  # Guessing a missing field, or ignoring an unknown one, could change the guarantee.
   if set(data) != {"kind", *kind.fields}:
     raise UserError(
       f"must have exactly the fields {list(kind.fields)}", field="event", value=dict(data)
@@ -299,10 +298,10 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
 
 
 def parts(event: DpEvent) -> Counter[DpEvent]:
-  """Counts how often each elementary mechanism ran, as {part: times}.
+  """Returns part -> how often it ran, for the elementary mechanisms of an event.
 
-  Composition is taken apart; a sampled composition of Gaussians becomes one sampled
-  Gaussian, exactly. Zero noise becomes NonPrivateDpEvent; unknown events raise UserError.
+  Compositions are taken apart. A sampled composition of Gaussians becomes one sampled Gaussian,
+  exactly. Zero noise becomes NonPrivateDpEvent. Raises UserError for an unknown event.
 
   >>> from dpjax.accounting import composed, gaussian_event, poisson_sampled_event
   >>> parts(composed(poisson_sampled_event(gaussian_event(1), sampling_prob=0.5), 3))
@@ -311,10 +310,9 @@ def parts(event: DpEvent) -> Counter[DpEvent]:
   counts: Counter[DpEvent] = Counter()
   try:
     for part, times in kind_of(event).elements(event):
-      # A user's event must not have negative counts, which would cancel another event's
-      # cost.
+      # A negative count of a user's event would cancel the cost of another event.
       validate.integer_at_least(0, times=times)
-      # NumPy's small numbers overflow or round where a cost is computed, unlike Python's.
+      # Converted to Python's numbers: those of NumPy's narrow types could overflow or round.
       fields = {name: getattr(part, name) for name in kind_of(part).fields}
       if any(isinstance(value, np.generic) for value in fields.values()):
         plain = {
@@ -350,8 +348,8 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
 
 
 def converted(steps: Parts, convert: Callable[[DpEvent], DpEvent]) -> Counter[DpEvent]:
-  """Returns the parts, each as `convert` gives it, as often as it ran."""
-  # Two parts may become one, such as a sample of fixed size beside a Poisson sample.
+  """Returns the parts with `convert` applied to each; counts are kept."""
+  # Two parts may become equal, such as a sample of fixed size and a Poisson sample.
   counts: Counter[DpEvent] = Counter()
   for part, times in steps.items():
     counts[convert(part)] += times
@@ -361,15 +359,15 @@ def converted(steps: Parts, convert: Callable[[DpEvent], DpEvent]) -> Counter[Dp
 def with_noise(
   noise_multiplier: float, rebuild: Callable[[float], DpEvent]
 ) -> list[tuple[DpEvent, int]]:
-  """Returns the elements of a noisy event, with a noise multiplier whose square is a float.
+  """Returns the elements of a noisy event, its noise multiplier limited to [1e-100, 1e100].
 
-  Beyond, the private side: no noise for so little, the largest for more. No accountant is asked
-  about a sum without noise: its epsilon is infinite.
+  A smaller one counts as no noise, whose epsilon is infinite, and a larger one as 1e100. Both cost
+  no less than the event.
 
   Args:
     rebuild: (noise multiplier) -> event.
   """
-  # In half precision the levels would be 0 and infinity.
+  # The limits do not exist in half precision, so the number is converted.
   noise_multiplier = float(noise_multiplier)
   if noise_multiplier < _LEAST_LEVEL:
     return [(dpa.NonPrivateDpEvent(), 1)]
@@ -379,10 +377,10 @@ def with_noise(
 def sampled(
   event: Any, allowed: tuple[type, ...], rebuild: Callable[[DpEvent], DpEvent]
 ) -> list[tuple[DpEvent, int]]:
-  """Returns the elements of one mechanism on a sample; none where nothing runs.
+  """Returns the elements of an event that runs one mechanism on a sample; [] if nothing runs.
 
   Args:
-    rebuild: (mechanism in its normal form) -> the sampled event of it.
+    rebuild: mechanism in its normal form -> the sampled event.
 
   Raises:
     UserError: several mechanisms, or one that is not `allowed`.
@@ -390,7 +388,7 @@ def sampled(
   inner = merged_parts(event.event)
   if not inner:
     return []
-  # Without noise, sampling does not help: a record that is drawn is shown.
+  # Sampling is no protection without noise, as a drawn record is released as it is.
   if dpa.NonPrivateDpEvent() in inner:
     return [(dpa.NonPrivateDpEvent(), 1)]
   (part, times), *others = inner.items()
@@ -410,15 +408,14 @@ def rdp_of(steps: Parts) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
-  # The class is part of the cache's key: a user's event may claim equality with another
-  # one.
+  # The class is in the cache's key, since a user's event could compare equal to another class's.
   del cls
-  # A divergence that rounds to zero or below would make any number of steps free.
+  # If it rounded to zero or below, any number of steps would seem to cost nothing.
   return np.maximum(kind_of(part).rdp(part), _RDP_ROUNDING)
 
 
 def describe(event: DpEvent, unit: str) -> str:
-  """Returns every part of an event in words, with how often it ran."""
+  """Returns all parts of an event in words, each with the number of times that it ran."""
   each = (
     f"{times} x {kind_of(part).describe(part, unit)}"
     for part, times in parts(event).items()
@@ -445,7 +442,7 @@ def zcdp_of_pure(loss: float) -> float:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Hides "order excluded" warnings: leaving out an order only loosens the bound."""
+  """Hides dp_accounting's warnings that it excludes an order, which only makes the bound looser."""
 
   def is_kept(record: logging.LogRecord) -> bool:
     return "Excluding this order" not in record.getMessage()

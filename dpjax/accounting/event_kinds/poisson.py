@@ -29,8 +29,8 @@ _PROOF_OF_LAPLACE = Proved((ADD, ZERO), ("pld",))
 class PoissonSampledKind(EventKind):
   """Gaussian or Laplace noise on a sample that each record joins on its own.
 
-  Under replace_one the two samples differ in one record of either run; dp_accounting has no
-  pair for it, so nothing is proved.
+  There is no proof under replace_one: both neighbours then have a record of their own in the
+  sample, and dp_accounting has no dominating pair for that.
   """
 
   name = "poisson_sampled"

@@ -23,7 +23,7 @@ from dpjax.accounting.event_kinds.kind import (
 from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
 from dpjax.validate import UserError
 
-# Steps of a pass: integers up to here are floats, too.
+# Most steps of a pass: integers up to here are exact in float64.
 _MOST_STEPS = 10**15
 
 
@@ -40,7 +40,7 @@ class RandomAllocationDpEvent(dpa.DpEvent):
 
 
 class RandomAllocationKind(EventKind):
-  """The accounting of a pass; proofs stand in `random_allocation` and `allocation_rdp`.
+  """The accounting of a pass; `accounting.random_allocation` and `allocation_rdp` have the proofs.
 
   Replacing a record is accounted as removing one and adding one (`dpjax.accounting.replaced`).
   """
@@ -64,8 +64,7 @@ class RandomAllocationKind(EventKind):
     # A pass is the mixture, over the record's step, of one Gaussian sum.
     return dpa.GaussianDpEvent(part.noise_multiplier)
 
-  # All events are registered in every run, and few runs account for a pass: the proofs are
-  # imported by those.
+  # Imported here, since every run imports this module, and few runs account for a pass.
   def rdp(self, part: Any) -> np.ndarray:
     from dpjax.accounting.allocation_rdp import allocation_rdp
 
@@ -76,7 +75,7 @@ class RandomAllocationKind(EventKind):
 
     return allocation_pld(part.num_steps, part.noise_multiplier, interval=interval)
 
-  # A whole pass of T steps loses about as one step on a sample of probability 1 / sqrt(T): its
+  # A pass of T steps has about the loss of one step on a sample of probability 1 / sqrt(T): its
   # Renyi divergence of order 2 is log(1 + (e^(1 / z^2) - 1) / T).
   def renyi_two(self, part: Any) -> float:
     noise = self.unamplified(part)
@@ -104,12 +103,12 @@ class RandomAllocationKind(EventKind):
 
 
 def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:
-  """Returns one pass of `num_steps` Gaussian sums; a record is in a uniformly drawn one.
+  """Returns the event of a pass of `num_steps` Gaussian sums; a record is in one of them.
 
-  A record draws its step independently of the others, and anew in every pass; steps of
-  records are secret. Accounted by PLD (`dpjax.accounting.random_allocation`) and by RDP
-  (`dpjax.accounting.allocation_rdp`). A pass that stops early costs no more. Where every
-  pass takes the SAME batches, k passes are one of noise multiplier / sqrt(k).
+  The record's step must be drawn uniformly, independently of other records, anew in every pass, and
+  kept secret. It is accounted by PLD (`dpjax.accounting.random_allocation`) and by RDP
+  (`dpjax.accounting.allocation_rdp`). A pass that stops early costs no more. If k passes take the
+  SAME batches, account for one pass of noise multiplier / sqrt(k).
 
   >>> from dpjax.accounting import gaussian_event
   >>> random_allocation_event(gaussian_event(1), num_steps=200)

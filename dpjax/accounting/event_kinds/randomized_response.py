@@ -14,23 +14,24 @@ from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, zcdp_of_pure
 from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import upper
 
-# Pure epsilons from here on are not lost beside 1 in float64.
+# For smaller epsilons the formula of `pure_dp_event` would round too much.
 _SMALL = 1e-6
 
 
 class RandomizedResponseKind(EventKind):
-  """Randomized response: an answer out of `num_buckets`, random with prob. `noise_parameter`.
+  """Randomised response: one of `num_buckets` answers, which is drawn uniformly at random with
+  probability `noise_parameter`, and else is the true one.
 
-  It has no noise multiplier: its epsilon stands as it is under every relation.
+  It has no noise multiplier, so its epsilon is not converted under any relation.
   """
 
   name = "randomized_response"
   event = dpa.RandomizedResponseDpEvent
   fields = ("noise_parameter", "num_buckets")
   proof = Proved(RELATIONS)
-  # dp_accounting analyses it for the replacement of a record, which is its definition.
+  # dp_accounting analyses it for a replaced record, by which it is defined.
   rdp_relation = "REPLACE_ONE"
-  # A response has two or three losses, which fall between the points of a coarser grid.
+  # A response has only two or three losses, which a coarser grid would round too much.
   points_per_deviation = 4000
 
   def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
@@ -66,7 +67,7 @@ class RandomizedResponseKind(EventKind):
 
 
 def pure_dp_event(epsilon: float) -> DpEvent:
-  """Returns the event of ANY mechanism of which only (epsilon, 0)-DP is known.
+  """Returns the event of ANY mechanism that is only known to be (epsilon, 0)-DP.
 
   Guarantee: binary randomised response at `epsilon` dominates every such mechanism
   (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776, theorem 3.1), so composing it bounds
@@ -79,8 +80,8 @@ def pure_dp_event(epsilon: float) -> DpEvent:
   """
   validate.non_negative(epsilon=epsilon)
   noise = 2 * math.exp(-epsilon) / (1 + math.exp(-epsilon))
-  # Where the formula rounds to 1 it would cost nothing. 1 - epsilon / 2 is less than the
-  # true value, and so is the next float64 below it. Less noise means a larger loss.
+  # If the formula rounded to 1 the event would cost nothing. The next float64 below
+  # 1 - epsilon / 2 is less than the true value: less noise, which costs more.
   if 0 < epsilon < _SMALL:
     noise = math.nextafter(1 - epsilon / 2, 0.0)
   return dpa.RandomizedResponseDpEvent(noise, 2)

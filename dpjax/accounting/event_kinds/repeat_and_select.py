@@ -10,7 +10,7 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-# `accounting.tuning` is imported when it is asked for: few runs select.
+# The package is imported lazily, so that `tuning` is loaded only by the few runs that select.
 from dpjax import accounting
 from dpjax.accounting.event_kinds.kind import (
   ORDERS,
@@ -89,8 +89,8 @@ class RepeatAndSelectKind(EventKind):
 
 
 def _of_runs(parts: Mapping[DpEvent, int], mean: float, shape: float) -> DpEvent:
-  """Returns the event with the parts of one run in tuples, which can be hashed."""
-  # Events are keys of counters and caches, and lists cannot be hashed.
+  """Returns the event of the best of K runs, each of which has these parts."""
+  # Events are keys of counters and caches, so they hold tuples: lists cannot be hashed.
   run = tuple(dpa.SelfComposedDpEvent(part, times) for part, times in parts.items())
   whole = dpa.ComposedDpEvent(run)  # type: ignore[arg-type]
   return RepeatAndSelectDpEvent(whole, mean, shape)
@@ -99,17 +99,17 @@ def _of_runs(parts: Mapping[DpEvent, int], mean: float, shape: float) -> DpEvent
 def repeat_and_select_event(
   event: DpEvent, *, mean_trials: float, shape: float = 1.0
 ) -> DpEvent:
-  """Returns the best of K independent runs of `event`, where K is random and secret.
+  """Returns the event of the best of K independent runs of `event`; K is random and secret.
 
   Only the best run is released (Papernot and Steinke 2022, arXiv:2110.03620).
 
   Args:
-    event: ONE whole run, and whatever computes the score that selects, unless that looks
-      at public data only. Runs may differ in their hyper-parameters if these are drawn at
-      random, independently of the data, and every one of them costs at most `event`.
+    event: event of ONE whole run, and of the score by which runs are compared, unless the score
+      uses public data only. Runs may differ in hyper-parameters, if these are drawn at random,
+      independently of the data, and every run costs at most `event`.
     mean_trials: E[K] >= 1.
-    shape: of K's distribution. 1: geometric; 0: logarithmic; inf: Poisson; else truncated negative
-      binomial. A smaller shape costs less, and has longer tails.
+    shape: parameter of K's distribution. 1: geometric; 0: logarithmic; inf: Poisson; else truncated
+      negative binomial. A smaller shape costs less, and has longer tails.
 
   >>> from dpjax.accounting import gaussian_event
   >>> repeat_and_select_event(gaussian_event(2), mean_trials=10).mean

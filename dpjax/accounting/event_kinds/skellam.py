@@ -21,7 +21,7 @@ class SkellamDpEvent(dpa.DpEvent):
   """The event of one sum of integer vectors with Skellam noise.
 
   Args:
-    variance: variance of the whole noise on one coordinate, on the grid.
+    variance: variance of all noise on one coordinate, in squared grid steps.
     l2_sensitivity, l1_sensitivity: largest norms of ONE record's integer vector, after
       rounding; under replace_one the accountant doubles both.
   """
@@ -34,7 +34,8 @@ class SkellamDpEvent(dpa.DpEvent):
 class SkellamKind(EventKind):
   """The accounting of Skellam noise (Agarwal, Kairouz and Liu 2021, arXiv:2110.04995).
 
-  With a record its share of the noise would go, too: nothing is proved for add/remove.
+  There is no proof under add_or_remove_one, since a removed client also removes its share of the
+  noise.
   """
 
   name = "skellam"
@@ -52,7 +53,7 @@ class SkellamKind(EventKind):
     return SkellamDpEvent(part.variance, 2 * part.l2_sensitivity, 2 * part.l1_sensitivity)
 
   def rdp(self, part: Any) -> np.ndarray:
-    # Every run registers this event, and secure sums alone account for it.
+    # Imported here, since every run imports this module, and only secure sums need it.
     from dpjax.accounting.discrete import skellam_rdp
 
     return skellam_rdp(

@@ -1,4 +1,4 @@
-"""A number that is published with Gaussian noise relative to its smooth sensitivity."""
+"""Event of a number that is published with Gaussian noise relative to its smooth sensitivity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpjax.accounting.text import lower, upper
 
 @dataclasses.dataclass(frozen=True)
 class SmoothSensitivityDpEvent(dpa.DpEvent):
-  """The event of one number with noise of so many times its `beta`-smooth sensitivity."""
+  """The event of one number with noise of std noise_multiplier * its `beta`-smooth sensitivity."""
 
   beta: float
   noise_multiplier: float
@@ -34,7 +34,7 @@ class SmoothSensitivityKind(EventKind):
     return {f"smooth sensitivity ({word})": Proved((word,), ("rdp",)) for word in RELATIONS}
 
   def row_of(self, part: Any) -> tuple[str, Proved]:
-    # What is smooth under one relation is not under another: nothing is converted.
+    # A smooth sensitivity under one relation says nothing about another, so none is converted.
     scheme = f"smooth sensitivity ({part.neighboring_relation})"
     return scheme, self.rows()[scheme]
 

@@ -1,4 +1,4 @@
-"""Noise on a Poisson sample that is cut, at random, where it is too large."""
+"""Noise on a Poisson sample, of which a random part is dropped if it is too large."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TruncatedPoissonKind(EventKind):
     prob = event.sampling_probability
     capacity = event.truncated_batch_size
     size = event.dataset_size
-    # Nobody ever takes part, so nothing is released about anybody.
+    # No record ever takes part, so nothing is released.
     if prob == 0 or capacity == 0 or size == 0:
       return []
     # The constructors check the numbers.
@@ -63,7 +63,7 @@ class TruncatedPoissonKind(EventKind):
     )
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
-    # Named, since the default relation of dp_accounting differs.
+    # The relation is given, since dp_accounting's default is another one.
     return pld_lib.from_truncated_subsampled_gaussian_mechanism(
       part.dataset_size,
       part.sampling_probability,
@@ -107,10 +107,10 @@ def _noise_of(part: Any) -> DpEvent:
 def truncated_poisson_event(
   event: DpEvent, *, sampling_prob: float, num_examples: int, capacity: int
 ) -> DpEvent:
-  """Returns a Gaussian sum over a Poisson sample of which at most `capacity` records are kept.
+  """Returns the event of a Gaussian sum over a Poisson sample, cut to `capacity` records.
 
-  Where more are drawn, a uniformly random subset is kept. That is no Poisson sampling
-  (pitfall P12): it can be accounted only under replace_special and by PLD (`epsilon`).
+  If more are drawn, a uniformly random subset is kept. This is NOT Poisson sampling (pitfall P12):
+  it can be accounted only under replace_special and by PLD.
 
   >>> from dpjax.accounting import gaussian_event
   >>> truncated_poisson_event(

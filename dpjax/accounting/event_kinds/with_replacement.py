@@ -15,10 +15,10 @@ from dpjax.accounting.proved import ADD, REPLACE, Proved
 
 
 class WithReplacementKind(SampleKind):
-  """Gaussian noise on b draws out of n records or more, each draw uniform, copies counted.
+  """Gaussian noise on b uniform draws, with replacement, out of n records or more.
 
-  `dpjax.accounting.exchanged_copies` has the proofs. Where a record joins, its pair is that of b
-  records of one user, each with the chance 1 / n, at twice the shift (`bounded_contribution`).
+  `dpjax.accounting.exchanged_copies` has the proofs. A joining record is accounted as b records of
+  one user, each drawn with chance 1 / n, at twice the shift (`bounded_contribution`).
   """
 
   name = "sampled_with_replacement"
@@ -27,7 +27,7 @@ class WithReplacementKind(SampleKind):
   proof = Proved((REPLACE, ADD), ("pld",))
 
   def under_add_or_remove_one(self, part: Any) -> DpEvent:
-    # Each copy of a joining record takes the place of another one: it moves the sum by 2 C.
+    # Each copy of a joining record takes the place of another record, so it moves the sum by 2 C.
     inner: Any = kind_of(part.event).under_replace_one(part.event)
     return BoundedContributionDpEvent(
       1 / part.source_dataset_size, part.sample_size, inner.noise_multiplier
@@ -72,14 +72,14 @@ class WithReplacementKind(SampleKind):
 def with_replacement_event(
   event: DpEvent, *, num_examples: int, batch_size: int
 ) -> DpEvent:
-  """Returns `event` on `batch_size` records drawn uniformly WITH replacement.
+  """Returns the event of `event` on `batch_size` records drawn uniformly WITH replacement.
 
-  Arguments and errors are those of `fixed_size_event`; a noise multiplier is for one copy.
+  Arguments and errors are those of `fixed_size_event`; l2_clip_norm bounds each copy of a record.
 
   >>> from dpjax.accounting import gaussian_event
   >>> with_replacement_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
   2
   """
-  # It checks both numbers.
+  # Called for its checks of both numbers.
   fixed_size_event(event, num_examples=num_examples, batch_size=batch_size)
   return dpa.SampledWithReplacementDpEvent(int(num_examples), int(batch_size), event)

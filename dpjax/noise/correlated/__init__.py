@@ -1,9 +1,9 @@
 """Correlated noise for DP-FTRL: noise whose prefix sums nearly cancel.
 
-A strategy is an invertible lower-triangular matrix C with a unit diagonal. Instead of white
-noise z, the steps receive C^{-1} z: adding that to the sums x is post-processing of the
-Gaussian mechanism C x + z, whose cost depends on how the columns of C that ONE example takes
-part in add up (`dpjax.accounting.participation_costs`).
+A strategy is an invertible lower-triangular matrix C with a unit diagonal. Instead of white noise
+z, the steps get C^{-1} z. The noisy sums x + C^{-1} z are post-processing of the Gaussian mechanism
+C x + z. Its cost depends on the sum of those columns of C at whose steps ONE example takes part
+(`dpjax.accounting.participation_costs`).
 
 | strategy         | C                                 | memory, copies of the parameters |
 | ---------------- | --------------------------------- | -------------------------------- |

@@ -1,4 +1,4 @@
-"""Drawing correlated noise: white noise by `dpjax.noise`, then one row of C^{-1}."""
+"""Draws correlated noise: white noise of `dpjax.noise`, multiplied by one row of C^{-1}."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from dpjax.types import ArrayTree
 
 
 class CorrelatedNoiseState(NamedTuple):
-  """State of correlated noise. With it one can subtract the noise: keep it secret."""
+  """State of correlated noise. Keep it secret: whoever knows it can subtract the noise."""
 
   key: jax.Array  # typed key, never changes
   draws: jax.Array  # int32, draws so far
-  memory: Any  # of the strategy: earlier noise, or the mark of what is drawn again
+  memory: Any  # the strategy's state: earlier noise, or a `Redrawn` if it is drawn again
   checksum: Any = None  # uint32, of key and draws; None is refused
 
 
 def init(key: jax.Array, correlation: Correlation, like: ArrayTree) -> CorrelatedNoiseState:
-  """Returns the state before the first draw; `like` has the structure and shapes of the
-  parameters."""
+  """Returns the state before the first draw; `like` has the shapes of the parameters."""
   started = init_white(key, like)
   memory = correlation.init(like)
   return CorrelatedNoiseState(started.key, started.draws, memory, started.checksum)
@@ -47,14 +46,14 @@ def add_correlated(
   Args:
     state: key, draws, their checksum and the strategy's memory.
     tree: leaves are cast to at least float32 before the noise is added.
-    std: standard deviation of the white noise z; 0 returns the tree itself.
+    std: standard deviation of the white noise z; with 0 no noise is added.
     correlation: the strategy C, the same at every call.
-    num_steps: rows that were accounted for. A later one raises, or is NaN where the state
-      is traced: it never gives a number that is not accounted for.
+    num_steps: rows that were accounted for. A later one raises, or gives NaN if the state is
+      traced.
     factors: factors of std at each step, or () for 1 throughout.
 
-  The white noise of step t is the very draw that `noise.add_gaussian` makes after t draws. With
-  a release key the noisy tree is rounded to a public grid, which is post-processing.
+  The white noise of step t equals the draw of `noise.add_gaussian` after t draws. With a release
+  key the noisy tree is rounded to a public grid, which is post-processing.
 
   >>> from dpjax.noise.correlated import Independent
   >>> state = init(jax.random.key(0), Independent(), jnp.ones(2))
@@ -71,7 +70,7 @@ def add_correlated(
     return tree, state._replace(draws=after.draws, checksum=after.checksum)
   tree = check_one_sum(tree, state)
   for leaf in jax.tree.leaves(tree):
-    # First alone: what is no number has no product.
+    # Checked alone first, since a std that is no number has no product with a factor.
     source.check_scale(std, leaf.dtype, "std")
     for end in {min(factors, default=1.0), max(factors, default=1.0)}:
       source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
@@ -90,18 +89,18 @@ def add_correlated(
     row, memory = correlation.next(white_at(state.draws), state.memory)
     noisy = trees.add(tree, row)
   if source.is_secure(state.key):
-    # One public grid serves all steps: that of the least noise.
+    # One public grid for all steps, fine enough for the step with the least noise.
     noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))
   noisy = poisoned(noisy, state, num_steps)
   return noisy, CorrelatedNoiseState(state.key, after.draws, memory, after.checksum)
 
 
 def _with_redrawn(state: Any, tree: Any, strategy: Any, white_at: Any) -> Any:
-  """Returns tree + row of C^{-1} z, whose white noise is drawn again."""
+  """Returns tree + row of C^{-1} z, for which earlier white noise is drawn again."""
   if not source.is_secure(state.key):
     return strategy.redrawn(white_at, state.draws, state.memory, tree)
-  # A release is a function of the exact sum of data and noise: one addition, rounded once.
-  # Draws that are added one by one would round data with a part of the noise.
+  # For a release the noise is summed first, so that data and noise are added with one rounding.
+  # If draws were added to the data one by one, data would be rounded beside a part of the noise.
   row = strategy.redrawn(
     white_at, state.draws, state.memory, jax.tree.map(jnp.zeros_like, tree)
   )

@@ -39,13 +39,13 @@ from dpjax.validate import UserError
 
 # Most bands; each is one more draw of noise in every step.
 _MOST_BANDS = 4096
-# Copies of the parameters up to this size are kept: they cost less than redrawing.
+# Up to this total size copies of the parameters are kept, which is cheaper than drawing again.
 _KEPT_BYTES = 2**26
-# Most draws of leaves that an accelerator's program writes out: each takes .2 s to compile.
+# Most draws of leaves that are unrolled on an accelerator: each takes .2 s to compile.
 _UNROLLED = 128
-# Bandwidths to try where none is given: powers of two.
+# Numbers of bands that `Bisr` tries if none is given: powers of two.
 _TRIED = tuple(2**power for power in range(1, 7))
-# Least ratio between two gaps of a falling column; 0 has no logarithm.
+# Least factor in the search of `optimized_inverse`, which divides by factors.
 _LEAST_FACTOR = 1e-9
 
 
@@ -55,17 +55,17 @@ class InverseBanded:
   factorisation (Kalinin et al. 2025, arXiv:2505.12128).
 
   Args:
-    coefficients: of C^{-1}. The first is 1, the others are in [-1, 0], their sum is not negative.
-      Rounded to float32, in which the noise is computed.
-    redraw: whether white noise of earlier steps is drawn again, which takes no memory and a draw
-      for each coefficient. False keeps one copy of the parameters for each but the first. None:
-      keeps them where they take 64 MB or less.
+    coefficients: first column of C^{-1}. The first is 1, the others are in [-1, 0], and their sum
+      is not negative. Rounded to float32, in which the noise is computed.
+    redraw: whether white noise of earlier steps is drawn again. True takes no memory, and one draw
+      for each coefficient in every step. False keeps a copy of the parameters for each coefficient
+      but the first. None keeps copies if they take 64 MB or less.
 
-  Both have the same distribution. For the same white noise they differ by rounding.
+  `redraw` does not change the distribution. For the same white noise, results differ by rounding.
 
   Raises:
-    UserError: coefficients that are not so. A positive one could make entries of C negative, and
-      the sensitivity would not be exact; a negative sum lets C grow without bound.
+    UserError: other coefficients. A positive one could make entries of C negative, and the
+      sensitivity would not be exact; with a negative sum C would grow without bound.
 
   >>> from dpjax.noise.correlated import matrix
   >>> matrix(InverseBanded((1.0, -0.5)), 3)
@@ -94,7 +94,8 @@ class InverseBanded:
 
   @classmethod
   def square_root(cls, bands: int, *, redraw: bool | None = None) -> InverseBanded:
-    """The first coefficients of (1 - x)^{1/2}: banded inverse square root, BISR.
+    """Returns the strategy of the first coefficients of (1 - x)^{1/2}: banded inverse square
+    root, BISR.
 
     >>> InverseBanded.square_root(3).coefficients
     (1.0, -0.5, -0.125)
@@ -136,14 +137,13 @@ class InverseBanded:
     objective: str = "mean",
     redraw: bool | None = None,
   ) -> InverseBanded:
-    """Returns the coefficients with the least error on prefix sums at equal privacy:
-    BandInvMF.
+    """Returns the strategy with the least error on prefix sums at equal privacy: BandInvMF.
 
     Args:
       num_steps: number of steps of the run.
-      bands: number of coefficients. Where noise is redrawn, each costs a white draw in a step.
-      min_sep, max_participations: examples take part at most so often (None: as often as they
-        can), at least `min_sep` steps apart.
+      bands: number of coefficients. If noise is redrawn, each costs a white draw in every step.
+      min_sep: an example's steps are at least this far apart.
+      max_participations: most steps of an example; None for no other limit.
       objective: "mean" or "max" squared error over the prefixes.
       redraw: as for the class.
 
@@ -163,7 +163,7 @@ class InverseBanded:
 
   @property
   def bands(self) -> int | None:
-    """Bands of C; there are none unless C is the identity."""
+    """Returns 1 if C is the identity; else None, as C is then a full triangular matrix."""
     return 1 if not any(self.coefficients[1:]) else None
 
   @property
@@ -172,18 +172,17 @@ class InverseBanded:
 
   @property
   def buffers(self) -> int:
-    """Number of copies of the parameters that are kept, if nothing is drawn again."""
+    """Returns the number of copies of the parameters that are kept; 0 if `redraw` is True."""
     return 0 if self.redraw else len(self.coefficients) - 1
 
   def multiply(self, x: np.ndarray) -> np.ndarray:
-    """Computes C x for x [n, ...], in float64, by a recurrence that only adds where x is
-    not negative."""
+    """Computes C x for x [n, ...], in float64. If x >= 0, the recurrence only adds, so no digits
+    cancel."""
     x = np.asarray(x, np.float64)
     return np.asarray(signal.lfilter([1.0], self.coefficients, x, axis=0))
 
   def init(self, like: ArrayTree) -> BandState | Redrawn:
-    """Starts without draws: an empty ring of earlier white noise, or the mark of redrawn
-    noise."""
+    """Returns the first state: an empty ring of earlier white noise, or a `Redrawn`."""
     redraw = self.redraw
     if redraw is None:
       redraw = 4 * self.buffers * trees.size(like) > _KEPT_BYTES
@@ -207,12 +206,12 @@ class InverseBanded:
     Args:
       white: step -> its white noise.
       draws: t, int32.
-      memory: as `init` made it.
-      onto: what gets the noise; each draw is added to it in turn.
+      memory: the state that `init` returned.
+      onto: tree to which the noise is added, one draw after the other.
 
     Raises:
-      UserError: a state of other coefficients or shapes, whose earlier noise was another. NaN
-        where it is traced.
+      UserError: a state of other coefficients or shapes, whose earlier noise was different (NaN if
+        it is traced).
     """
     bands = len(self.coefficients)
     weights = jnp.asarray(self.coefficients, jnp.float32)
@@ -224,7 +223,7 @@ class InverseBanded:
         field="state.memory",
       )
 
-    # A sum that starts from NaN is NaN.
+    # Under jit a wrong state makes the start NaN, and so the whole sum.
     start = trees.only_where(memory.mark == self._mark(onto), onto, changed)
 
     def with_draw(age: jax.Array, factor: jax.Array, total: ArrayTree) -> Any:
@@ -235,27 +234,26 @@ class InverseBanded:
       many = bands * len(jax.tree.leaves(onto)) > _UNROLLED
 
       def add_always(place: jax.Array | int, total: ArrayTree) -> Any:
-        # Before the first step there is no noise: any draw, times 0. A GPU's program would wait
-        # for the host at a branch.
+        # Steps before the first have no noise, so any draw is multiplied by 0. A branch would
+        # make a GPU wait for the host.
         age = jnp.int32(bands - 1) - place
         past = jnp.minimum(age, draws)
         return with_draw(past, jnp.where(age <= draws, weights[age], 0), total)
 
       if many:
         return jax.lax.fori_loop(0, bands, add_always, start)
-      # One after the other they are one fusion, which holds no draw in memory.
+      # Unrolled, all draws become one fusion, which holds no draw in memory.
       total = start
       for place in range(bands):
         total = add_always(place, total)
       return total
 
     def add(place: jax.Array, total: ArrayTree) -> Any:
-      # The oldest first and the newest last: given earlier noise, the last sum rounds as that of
-      # white noise does. A buffer for the noise alone would be one more copy of the parameters.
+      # The newest draw is added last: given earlier noise, that sum is rounded as with white
+      # noise. Summing the noise apart would need one more copy of the parameters.
       age = bands - 1 - place
-      # A branch, for two reasons. Steps before the first have no noise. And XLA moves
-      # constants out of a loop, here the counters of all random bits: 24 bytes for each
-      # parameter. It moves nothing out of a branch.
+      # A branch, since steps before the first have no noise. It also keeps XLA from moving the
+      # counters of all random bits out of the loop, which would take 24 bytes for each parameter.
       return jax.lax.cond(
         age <= draws,
         functools.partial(with_draw, age, weights[age]),
@@ -290,10 +288,10 @@ def _participations(num_steps: int, min_sep: int) -> int:
 
 
 def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
-  """log(error of the prefix sums times squared sensitivity), and its gradient.
+  """Returns log(error of the prefix sums * squared sensitivity), and its gradient [k].
 
   Args:
-    tail: p_1 .. p_k, of which C has falling coefficients.
+    tail: p_1 .. p_k, for which the coefficients of C must fall.
     run: the steps and participations.
 
   >>> run = _Run(num_steps=4, min_sep=2, times=2, objective="max")
@@ -342,8 +340,8 @@ def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
-  """Rounds p_1 .. p_k to float32 numbers whose C still falls. Where the best column is
-  flat, rounding to nearest would let it rise in the last digit.
+  """Rounds p_1 .. p_k to float32 such that the coefficients of C still fall. If they are nearly
+  equal, rounding to nearest could make them rise in the last digit.
 
   >>> rounded_to_fall(np.array([0.1, 0.5])).tolist()
   [0.10000000149011612, 0.08999999612569809]
@@ -364,8 +362,8 @@ def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
 def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
   """Returns the coefficients of C^{-1} with the least loss, over log-convex columns of C.
 
-  Each search begins where one of half as many bands ended, and goes on as the square root does,
-  whose column is log-convex.
+  The search doubles the number of bands. Each round starts from the result of the last one,
+  continued as in the square root, whose column is log-convex.
 
   >>> optimized_inverse(_Run(64, 8, 8, "mean"), 1)
   array([1.])
@@ -409,14 +407,14 @@ def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
 def _loss_in(
   num_steps: int, min_sep: int, objective: str
 ) -> Callable[[InverseBanded], float]:
-  """Returns strategy -> `inverse_loss` in a run, by which names of a family choose."""
+  """Returns a function strategy -> `inverse_loss` in a run, to choose a parameter by."""
   run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), objective)
   return lambda strategy: inverse_loss(-np.array(strategy.coefficients[1:]), run)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Bisr:
-  """`InverseBanded.square_root`; without a number of bands, with the best power of two up to 64.
+  """Strategy `InverseBanded.square_root`; `bands` None takes the best power of two up to 64.
 
   >>> Bisr(bands=4).make(num_steps=10, min_sep=2).coefficients[:2]
   (1.0, -0.5)
@@ -431,7 +429,7 @@ class Bisr:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """The strategy of a run."""
+    """Returns the strategy of a run."""
     tried = (self.bands,) if self.bands else _TRIED
     strategies = [InverseBanded.square_root(bands, redraw=self.redraw) for bands in tried]
     return min(strategies, key=_loss_in(num_steps, min_sep, self.objective))
@@ -439,7 +437,7 @@ class Bisr:
 
 @dataclasses.dataclass(frozen=True)
 class Bifr:
-  """`InverseBanded.fractional_root`; without a gamma, with the one of the least error.
+  """Strategy `InverseBanded.fractional_root`; `gamma` None takes the one with the least error.
 
   >>> Bifr(bands=3, gamma=0.5).make(num_steps=10, min_sep=2).coefficients
   (1.0, -0.5, -0.125)
@@ -456,7 +454,7 @@ class Bifr:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """The strategy of a run."""
+    """Returns the strategy of a run."""
     loss = _loss_in(num_steps, min_sep, self.objective)
 
     def strategy(gamma: float) -> InverseBanded:
@@ -472,7 +470,7 @@ class Bifr:
 
 @dataclasses.dataclass(frozen=True)
 class BandInvMf:
-  """`InverseBanded.optimized`: as many white draws in a step as bands.
+  """Strategy `InverseBanded.optimized`; if noise is redrawn, a step takes `bands` white draws.
 
   >>> len(BandInvMf(bands=3).make(num_steps=10, min_sep=2).coefficients)
   3
@@ -487,7 +485,7 @@ class BandInvMf:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """The strategy of a run."""
+    """Returns the strategy of a run."""
     return InverseBanded.optimized(
       num_steps=num_steps,
       bands=self.bands,
@@ -499,7 +497,7 @@ class BandInvMf:
 
 @dataclasses.dataclass(frozen=True)
 class LambdaCgd:
-  """Noise z_t - decay z_(t-1); without a decay, with the one of the least error.
+  """Strategy with noise z_t - decay z_(t-1); `decay` None takes the one with the least error.
 
   DP-lambda-CGD (Kalinin et al. 2026, arXiv:2601.22334), whose lambda is `decay`.
 
@@ -518,7 +516,7 @@ class LambdaCgd:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """The strategy of a run."""
+    """Returns the strategy of a run."""
     if self.decay is not None:
       return InverseBanded((1.0, -self.decay), self.redraw)
     return InverseBanded.optimized(

@@ -1,7 +1,7 @@
-"""Strategies that a config may name: one row each.
+"""Strategies that a config may name.
 
-A row holds the numbers that a user sets. Its matrix is made when the run is known: its steps, and
-the least number of steps between two participations of one example.
+Each class holds the numbers that a user sets. Its `make` returns the strategy of a run, from the
+number of steps and the least distance between two participations of an example.
 """
 
 from __future__ import annotations

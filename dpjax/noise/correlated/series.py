@@ -1,7 +1,7 @@
 """Power series of Toeplitz strategies: their error on prefix sums, and the best series.
 
-A lower-triangular Toeplitz matrix is a power series c(x); products of matrices are products
-of series. All in float64 NumPy, once, before training.
+A lower-triangular Toeplitz matrix is a power series c(x); products of matrices are products of
+series. All is computed with NumPy in float64, once, before training.
 
 The error of a strategy is that of the noise in the prefix sums x_1 + .. + x_t, which is what
 SGD with a constant rate applies: row norms of A C^{-1}, A the matrix of ones below the
@@ -21,7 +21,7 @@ OBJECTIVES = ("mean", "max")
 
 
 def square_root(num_steps: int) -> np.ndarray:
-  """Coefficients of (1 - x)^{-1/2}, the best Toeplitz matrix for the largest prefix error
+  """Returns coefficients of (1 - x)^{-1/2}, the best Toeplitz matrix for the largest prefix error
   under one participation (Fichtenberger et al. 2022; Dvijotham et al. 2024).
 
   >>> square_root(4)
@@ -32,18 +32,18 @@ def square_root(num_steps: int) -> np.ndarray:
 
 
 def prefix_noise(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
-  """First column of A C^{-1}: b_0 .. b_{num_steps - 1}.
+  """Returns the first column of A C^{-1}: b_0 .. b_{num_steps - 1}.
 
   >>> prefix_noise(np.array([1.0, 0.5]), 3)
   array([1.  , 0.5 , 0.75])
   """
-  # Same type as the coefficients: complex for gradients by complex steps.
+  # The type of the coefficients, which are complex when gradients use complex steps.
   ones = np.ones(num_steps, coefficients.dtype)
   return np.asarray(signal.lfilter([1.0], coefficients, ones))
 
 
 def objective_weights(num_steps: int, objective: str) -> np.ndarray:
-  """Weights of b_s^2: for the mean over prefixes, or for the last (largest) one."""
+  """Returns weights of b_s^2: for the mean over prefixes, or for the last (largest) one."""
   validate.one_of(OBJECTIVES, objective=objective)
   if objective == "max":
     return np.ones(num_steps)
@@ -51,8 +51,7 @@ def objective_weights(num_steps: int, objective: str) -> np.ndarray:
 
 
 def prefix_error(coefficients, num_steps: int, objective: str = "mean") -> float:
-  """Variance of prefix sums of the noise, for white noise of variance 1: the mean, or the
-  largest.
+  """Returns the mean or largest variance of prefix sums, for white noise z of variance 1.
 
   >>> print(prefix_error(np.array([1.0]), 4, "max"), prefix_error(np.array([1.0]), 4))
   4.0 2.5
@@ -63,8 +62,8 @@ def prefix_error(coefficients, num_steps: int, objective: str = "mean") -> float
 
 
 def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, times: int):
-  """Squared sensitivity |C (e_0 + e_b + .. )|^2 for at most `times` participations b =
-  min_sep apart. Coefficients must fall and not be negative (Kalinin and Lampert 2024,
+  """Returns the squared sensitivity |C (e_0 + e_b + ..)|^2 for at most `times` participations at
+  least b = min_sep apart. Coefficients must fall and not be negative (Kalinin and Lampert 2024,
   arXiv:2405.13763, theorem 2).
 
   >>> print(comb_norm_squared(np.array([1.0, 0.5]), 4, 2, 2))
@@ -84,12 +83,11 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
 
 
 def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.ndarray:
-  """Returns the `bands` coefficients, first one 1, with the least error times squared
-  sensitivity.
+  """Returns the `bands` coefficients, the first 1, with the least error * squared sensitivity.
 
-  That product is what is accounted where an example's participations lie at least `bands`
-  steps apart, for then its columns do not overlap (Choquette-Choo et al. 2023).
-  L-BFGS from the square root's coefficients, with the exact gradient.
+  The sensitivity is right if an example's participations are at least `bands` steps apart, so that
+  its columns do not overlap (Choquette-Choo et al. 2023). The search is L-BFGS with the exact
+  gradient, from the square root's coefficients.
 
   >>> optimized_bands(64, 1)
   array([1.])
@@ -116,13 +114,13 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
     loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * start.size,
     options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-9},
   )  # fmt: skip
-  # The sensitivity theorem needs falling coefficients, to the last digit.
+  # The sensitivity theorem needs coefficients that fall exactly, so rounding is corrected.
   falling = np.minimum.accumulate(minimum.x)
   return np.concatenate([[1.0], falling])
 
 
 def buffered(scales: np.ndarray, decays: np.ndarray, num_steps: int) -> np.ndarray:
-  """Coefficients 1, sum_i w_i, sum_i w_i d_i, sum_i w_i d_i^2, ...
+  """Returns coefficients 1, sum_i w_i, sum_i w_i d_i, sum_i w_i d_i^2, .. for scales w, decays d.
 
   >>> buffered(np.array([0.5]), np.array([0.5]), 4)
   array([1.   , 0.5  , 0.25 , 0.125])
@@ -134,8 +132,8 @@ def buffered(scales: np.ndarray, decays: np.ndarray, num_steps: int) -> np.ndarr
 def optimized_buffers(
   num_steps: int, buffers: int, min_sep: int, times: int, objective: str = "mean"
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (scales, decays) with the least error times squared sensitivity (McMahan et al.
-  2024, arXiv:2408.08868). L-BFGS runs over their logits with complex-step gradients."""
+  """Returns (scales, decays) with the least error * squared sensitivity (McMahan et al. 2024,
+  arXiv:2408.08868), by L-BFGS over their logits with complex-step gradients."""
 
   def unpack(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shares = np.exp(free[:buffers])
@@ -162,7 +160,7 @@ def optimized_buffers(
 def _buffered_prefix_noise(
   scales: np.ndarray, decays: np.ndarray, num_steps: int
 ) -> np.ndarray:
-  """`prefix_noise` of `buffered`, as the ratio of two short polynomials."""
+  """Returns `prefix_noise` of `buffered` coefficients, as the ratio of two short polynomials."""
   below = np.ones(1, decays.dtype)
   for decay in decays:
     below = np.convolve(below, [1.0, -decay])
@@ -177,7 +175,7 @@ def _buffered_prefix_noise(
 
 
 def _with_gradient(loss: Callable) -> Callable:
-  """Returns (loss, gradient); complex steps make the gradient exact to rounding."""
+  """Returns a function point -> (loss, gradient); complex steps make it exact up to rounding."""
   # No difference is taken, so nothing cancels, however small the step.
   step = 1e-30
 

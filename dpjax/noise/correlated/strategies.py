@@ -16,9 +16,9 @@ from dpjax.types import ArrayTree
 class Correlation(Protocol):
   """An invertible lower-triangular matrix C >= 0 with a unit diagonal, for any size.
 
-  `init` and `next` stream C^{-1}, one row after the other, in float32 or wider, under jit. Where
-  `init` returns `Redrawn`, the strategy has `redrawn`, which takes the place of `next`.
-  Frozen and hashable; every field is public.
+  `init` and `next` compute C^{-1} z row by row, in float32 or wider, under jit. If `init` returns a
+  `Redrawn`, the strategy has a method `redrawn`, which is called in place of `next`. A strategy is
+  frozen and hashable, and its fields are public.
   """
 
   @property
@@ -35,13 +35,13 @@ class Correlation(Protocol):
 
 
 class Redrawn(NamedTuple):
-  """State of noise that is drawn again: only the mark of its draws."""
+  """State of a strategy that draws earlier noise again: only a mark, to detect a wrong state."""
 
   mark: jax.Array  # uint32, of the coefficients and of the parameters' shapes
 
 
 def matrix(correlation: Correlation, num_steps: int) -> np.ndarray:
-  """The dense C of `num_steps` steps, [num_steps, num_steps] in float64.
+  """Returns the dense C of `num_steps` steps, [num_steps, num_steps] in float64.
 
   >>> matrix(Tree(restart_every=2), 4)
   array([[1., 0., 0., 0.],
@@ -54,7 +54,7 @@ def matrix(correlation: Correlation, num_steps: int) -> np.ndarray:
 
 
 def zeros(like: ArrayTree, copies: int) -> Any:
-  """`copies` zero trees on a leading axis, in float32 or wider."""
+  """Returns `copies` zero trees stacked on a leading axis, in float32 or wider."""
 
   def leaf(x):
     dtype = jnp.promote_types(jnp.result_type(x), jnp.float32)
@@ -64,19 +64,19 @@ def zeros(like: ArrayTree, copies: int) -> Any:
 
 
 def weighted(weights: jax.Array, stacked: ArrayTree) -> Any:
-  """sum_i weights[i] * leaf[i] for every leaf [copies, ...]."""
+  """Returns sum_i weights[i] * leaf[i] for every leaf [copies, ...]."""
   dot = lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1)
   return jax.tree.map(dot, stacked)
 
 
 def subtract(a: ArrayTree, b: ArrayTree) -> Any:
-  """Leafwise a - b."""
+  """Returns a - b, leaf by leaf."""
   return jax.tree.map(jnp.subtract, a, b)
 
 
 @dataclasses.dataclass(frozen=True)
 class Independent:
-  """White noise: C is the identity. DP-SGD's own noise, as a strategy.
+  """Strategy of white noise, as in DP-SGD: C is the identity.
 
   >>> matrix(Independent(), 2)
   array([[1., 0.],
@@ -96,11 +96,11 @@ class Independent:
     return 0
 
   def multiply(self, x: np.ndarray) -> np.ndarray:
-    """x itself."""
+    """Returns x itself, in float64."""
     return np.array(x, np.float64)
 
   def init(self, like: ArrayTree) -> tuple[()]:
-    """Starts without state."""
+    """Returns an empty state."""
     del like
     return ()
 
@@ -110,7 +110,7 @@ class Independent:
 
 
 class TreeState(NamedTuple):
-  """The nodes that sum to the noise of the present prefix."""
+  """The nodes whose sum is the noise of the current prefix sum."""
 
   draws: jax.Array  # int32, rows done
   nodes: Any  # leaves [levels, ...]; zero where the prefix has no node
@@ -121,13 +121,13 @@ class Tree:
   """Tree aggregation (Dwork et al. 2010; Chan et al. 2011), as in DP-FTRL (Kairouz et al.
   2021), with a new tree every `restart_every` steps.
 
-  The noise of a prefix sum is that of at most log2(m) + 1 nodes. Only the nodes that some
-  prefix needs are drawn, one per step: row t (from 1 within a tree) of C sums the steps
-  t - lowbit(t) + 1 .. t. (Honaker's estimator, which also uses the other nodes, is not
-  square and not built here.) A step is in floor(log2 m) + 1 nodes at most, hence the cost.
+  The noise of a prefix sum is that of at most log2(m) + 1 nodes. Only the nodes that some prefix
+  needs are drawn, one in each step: row t (from 1 within a tree) of C sums the steps
+  t - lowbit(t) + 1 .. t. A step is in at most floor(log2 m) + 1 nodes, which determines the cost.
+  (Honaker's estimator, which also uses the other nodes, is not a square C, and not offered.)
 
   Args:
-    restart_every: steps m of one tree; memory: floor(log2 m) + 1 copies of the parameters.
+    restart_every: m, steps of one tree. Memory: floor(log2 m) + 1 copies of the parameters.
 
   >>> tree = Tree(restart_every=4)
   >>> matrix(tree, 4)[3], tree.buffers
@@ -152,7 +152,7 @@ class Tree:
     return int(self.restart_every).bit_length()
 
   def multiply(self, x: np.ndarray) -> np.ndarray:
-    """C x for x [n, ...], in float64."""
+    """Computes C x for x [n, ...], in float64."""
     x = np.asarray(x, np.float64)
     out = np.empty_like(x)
     for row in range(len(x)):
@@ -170,7 +170,7 @@ class Tree:
     place = state.draws % self.restart_every + 1
     size = 2 ** jnp.arange(self.buffers)  # of a level's nodes
     low_bit = place & -place
-    # The first step of a tree replaces nothing: all nodes belong to the previous tree.
+    # The first step of a tree replaces no node, since all nodes belong to the last tree.
     old = jnp.where(place == 1, jnp.zeros_like(size), size < low_bit)
     row = subtract(white, weighted(old, state.nodes))
     kept = jnp.where(place == 1, jnp.zeros_like(size), size > low_bit)
@@ -186,16 +186,16 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)
 class White:
-  """`Independent`: no correlation."""
+  """Strategy `Independent`: no correlation."""
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """The strategy of a run."""
+    """Returns the strategy of a run."""
     return Independent()
 
 
 @dataclasses.dataclass(frozen=True)
 class Trees:
-  """`Tree`; without `restart_every`, a new one every `min_sep` steps."""
+  """Strategy `Tree`; `restart_every` None starts a new tree every `min_sep` steps."""
 
   restart_every: int | None = None
 
@@ -204,5 +204,5 @@ class Trees:
       validate.integer_at_least(1, restart_every=self.restart_every)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """The strategy of a run."""
+    """Returns the strategy of a run."""
     return Tree(restart_every=self.restart_every or min_sep)

@@ -1,4 +1,4 @@
-"""Toeplitz strategies: a few bands, or a few decaying buffers."""
+"""Toeplitz strategies: C with a few bands, or of a few decaying buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpjax.noise.correlated.strategies import Correlation, subtract, weighted, z
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
-# Each band takes a copy of the parameters.
+# Most bands; each but the first takes a copy of the parameters.
 _MOST_BANDS = 10**6
 _MOST_BUFFERS = 64
 
@@ -40,7 +40,7 @@ def _times(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 class BandState(NamedTuple):
-  """The last bands - 1 rows, or white draws, in a ring."""
+  """The last bands - 1 rows, or white draws, in a ring buffer."""
 
   draws: jax.Array  # int32, rows done
   rows: Any  # leaves [bands - 1, ...]
@@ -71,8 +71,8 @@ class BandedToeplitz:
   (Choquette-Choo et al. 2023, arXiv:2306.08153; McKenna 2024, arXiv:2405.15913).
 
   Args:
-    coefficients: the first is 1, none is negative. Rounded to float32, in which the noise
-      is computed. See `BandedToeplitz.optimized`. Memory: bands - 1 copies of the parameters.
+    coefficients: the first is 1, none is negative. Rounded to float32, in which the noise is
+      computed. `optimized` chooses them. Memory: bands - 1 copies of the parameters.
 
   Raises:
     UserError: a negative coefficient (the sensitivity would not be exact), or a first
@@ -98,12 +98,12 @@ class BandedToeplitz:
   def optimized(
     cls, *, num_steps: int, bands: int, objective: str = "mean"
   ) -> BandedToeplitz:
-    """Returns the coefficients with the least error on prefix sums at equal privacy.
+    """Returns the strategy with the least error on prefix sums at equal privacy.
 
     Args:
       num_steps: number of steps of the run.
-      bands: diagonals; at most the steps between two participations of an example, or the
-        columns overlap and cost more than was optimised for.
+      bands: number of diagonals. It should be at most the distance between two participations of an
+        example: otherwise columns overlap, and cost more than was optimised for.
       objective: "mean" or "max" squared error over the prefixes.
 
     >>> BandedToeplitz.optimized(num_steps=100, bands=2).bands
@@ -126,7 +126,7 @@ class BandedToeplitz:
     return self.bands - 1
 
   def multiply(self, x: np.ndarray) -> np.ndarray:
-    """C x for x [n, ...], in float64."""
+    """Computes C x for x [n, ...], in float64."""
     return _times(np.array(self.coefficients), x)
 
   def init(self, like: ArrayTree) -> BandState:
@@ -179,15 +179,15 @@ class BufferedToeplitz:
     max_participations: int | None = None,
     objective: str = "mean",
   ) -> BufferedToeplitz:
-    """Returns the buffers with the least error on prefix sums at equal privacy. Examples
-    take part at most `max_participations` times, at least `min_sep` steps apart.
+    """Returns the strategy with the least error on prefix sums at equal privacy. Examples take part
+    at most `max_participations` times (None: no limit), at least `min_sep` steps apart.
 
     >>> BufferedToeplitz.optimized(num_steps=50, buffers=2, min_sep=10).buffers
     2
     """
     validate.integer_at_least(1, num_steps=num_steps, buffers=buffers, min_sep=min_sep)
     validate.one_of(series.OBJECTIVES, objective=objective)
-    # A run allows no more participations than this, whatever the bound.
+    # More participations than this do not fit into the run.
     times = -(-num_steps // min_sep)
     if max_participations is not None:
       validate.integer_at_least(1, max_participations=max_participations)
@@ -208,7 +208,7 @@ class BufferedToeplitz:
     return len(self.scales)
 
   def multiply(self, x: np.ndarray) -> np.ndarray:
-    """C x for x [n, ...], in float64."""
+    """Computes C x for x [n, ...], in float64."""
     scales = np.array(self.scales)
     decays = np.array(self.decays)
     return _times(series.buffered(scales, decays, len(x)), x)
@@ -230,7 +230,7 @@ class BufferedToeplitz:
 
 @dataclasses.dataclass(frozen=True)
 class Banded:
-  """`BandedToeplitz.optimized`; without a number of bands, with `min_sep` of them.
+  """Strategy `BandedToeplitz.optimized`; `bands` None takes `min_sep` bands.
 
   >>> Banded().make(num_steps=10, min_sep=2).bands
   2
@@ -244,7 +244,7 @@ class Banded:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """The strategy of a run."""
+    """Returns the strategy of a run."""
     return BandedToeplitz.optimized(
       num_steps=num_steps, bands=self.bands or min_sep, objective=self.objective
     )
@@ -252,7 +252,7 @@ class Banded:
 
 @dataclasses.dataclass(frozen=True)
 class Buffered:
-  """`BufferedToeplitz.optimized`."""
+  """Strategy `BufferedToeplitz.optimized`."""
 
   buffers: int = 4
   objective: str = "mean"  # mean | max squared error of the prefix sums
@@ -262,7 +262,7 @@ class Buffered:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """The strategy of a run."""
+    """Returns the strategy of a run."""
     return BufferedToeplitz.optimized(
       num_steps=num_steps, buffers=self.buffers, min_sep=min_sep, objective=self.objective
     )
