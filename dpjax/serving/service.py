@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from dpjax.accounting import upper
 from dpjax.mechanisms import BudgetLedger
 from dpjax.serving import replay, rollout
 from dpjax.serving.alarms import Alarms
