@@ -232,7 +232,7 @@ class PerExampleGrads(metaclass=Sealed):
 
     `rows`: sealed row numbers of the gradients from which the arrays were made, row by row.
     """
-    # JAX has no 4-bit words to hold 4-bit floats; float32 represents each of their values.
+    # Floats below 8 bits cannot be sealed as words, and float32 represents all their values.
     whole = lambda leaf: leaf if jnp.finfo(leaf.dtype).bits >= 8 else leaf.astype("float32")
     arrays = jax.tree.map(lambda leaf: whole(jnp.asarray(leaf)), arrays)
     dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(arrays))
