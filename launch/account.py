@@ -176,7 +176,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   )
   flag("bool", "statement", False, "print the guarantee in words")
   folders = "instead: folders of finished runs, whose cost together is printed"
-  flag("list", "runs", None, folders)
+  flag("multi_string", "runs", None, folders)
   printed = "instead: formulas that tutorials print, beside PLD and RDP at --delta"
   flag("bool", "compare_documents", False, printed)
   folder = "with --compare_documents: directory for documents.csv and .png"
@@ -567,7 +567,8 @@ def show_runs(values: Any) -> None:
   # Imported here: few calls ask about finished runs.
   from dpjax.experiments.checks import several_runs
 
-  runs = several_runs.read(values.runs)
+  # Given twice, or by commas.
+  runs = several_runs.read(",".join(values.runs).split(","))
   total = several_runs.together(
     runs, delta=values.delta if values["delta"].present else None
   )

@@ -15,7 +15,8 @@ from scipy import integrate, stats
 from dpjax import accounting
 from dpjax.experiments.checks import several_runs
 from dpjax.experiments.checks.several_runs import FinishedRun
-from dpjax.experiments.run import loop
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import loop, workdir
 from dpjax.validate import UserError
 from tests.checks import finished_runs
 
@@ -37,7 +38,7 @@ def _poisson(name, steps, **fields):
   )
 
 
-@pytest.mark.parametrize("multipliers", [(2.0,), (2.0, 2.0), (1.0, 3.0, 5.0)])
+@pytest.mark.parametrize("multipliers", [(2.0, 2.0), (1.0, 3.0, 5.0)])
 def test_gaussian_runs_cost_what_one_with_their_joint_noise_costs(multipliers):
   runs = [_gaussian(str(i), multiplier) for i, multiplier in enumerate(multipliers)]
   total = several_runs.together(runs)
@@ -61,26 +62,50 @@ def test_order_does_not_matter_and_one_more_run_never_costs_less():
 def test_a_run_without_a_ledger_is_added_as_it_is_stated():
   known = _poisson("a", 50)
   stated = FinishedRun("b", 1.5, 1e-6)
-  total = several_runs.together([known, stated])
+  known = [known, dataclasses.replace(known, name="c")]
+  total = several_runs.together([*known, stated])
   assert total.added == ("b",) and total.accountant == "pld"
-  assert math.isclose(total.epsilon, several_runs.together([known]).epsilon + 1.5)
+  assert math.isclose(total.epsilon, several_runs.together(known).epsilon + 1.5)
   assert math.isclose(total.delta, 1.1e-5)
   alone = several_runs.together([stated, dataclasses.replace(stated, name="c")])
   assert (alone.epsilon, alone.delta, alone.accountant) == (3.0, 2e-6, "")
   with pytest.raises(UserError, match="delta=1e-06: is too small"):
-    several_runs.together([known, stated], delta=1e-6)
+    several_runs.together([*known, stated], delta=1e-6)
 
 
-def test_events_that_no_accountant_knows_together_are_summed():
-  sampled = accounting.composed(
-    dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(4.0)), 5
+def test_runs_that_no_accountant_knows_together_are_added():
+  """Under replace_one fixed batches compose with each other, and not with these releases."""
+  step = dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(4.0))
+  fixed = FinishedRun(
+    "a", 1.0, _DELTA, relation="replace_one", event=accounting.composed(step, 5)
   )
-  fixed = FinishedRun("a", 1.0, _DELTA, relation="replace_one", event=sampled)
-  poisson = dataclasses.replace(_poisson("b", 5), relation="replace_one")
-  total = several_runs.together([fixed, poisson])
-  assert total.accountant in ("pld", "rdp", "")
-  # Whatever is known, it is no more than twice the sum and never below one of them.
-  assert max(fixed.epsilon, poisson.epsilon) * 0.5 < total.epsilon
+  allocated = accounting.RandomAllocationDpEvent(num_steps=5, noise_multiplier=4.0)
+  other = FinishedRun("c", 1.5, _DELTA, relation="replace_one", event=allocated)
+  total = several_runs.together([fixed, dataclasses.replace(fixed, name="b"), other])
+  both = several_runs.together([fixed, dataclasses.replace(fixed, name="b")])
+  assert total.added == ("c",) and total.accountant == "pld"
+  assert math.isclose(total.epsilon, both.epsilon + 1.5, rel_tol=0.01)
+  assert "Added as stated, not composed: c" in several_runs.statement([fixed, other], total)
+
+
+def test_one_run_costs_what_it_states_and_small_deltas_are_summed():
+  run = _poisson("a", 50)
+  assert several_runs.together([run]).epsilon == run.epsilon
+  tiny = [dataclasses.replace(run, name=name, epsilon=4.0, delta=1e-13) for name in "abc"]
+  total = several_runs.together(tiny)
+  # PLD knows no such delta: RDP or the sum.
+  assert total.accountant in ("rdp", "") and total.epsilon <= 12.0
+  assert several_runs.together([FinishedRun("a", 1.0, 1e-5)] * 3).delta == 3e-5
+  with pytest.raises(UserError, match="promises nothing"):
+    several_runs.together([FinishedRun("a", 1.0, 0.6)] * 2)
+
+
+def test_a_delta_near_the_sum_costs_no_more_than_the_sum():
+  stated, run = FinishedRun("b", 1.0, 1e-3), _poisson("a", 50)
+  total = several_runs.together(
+    [run, dataclasses.replace(run, name="c"), stated], delta=0.5
+  )
+  assert total.epsilon <= total.sum_epsilon
 
 
 @pytest.mark.parametrize(
@@ -88,7 +113,7 @@ def test_events_that_no_accountant_knows_together_are_summed():
   [
     ({"relation": "replace_one"}, "different neighbouring relations"),
     ({"unit": "user"}, "different units"),
-    ({"noise_keys": frozenset({"k"})}, "same key"),
+    ({"noise_keys": frozenset({"k"})}, "one config and seed"),
   ],
 )
 def test_runs_without_a_common_guarantee_are_one_line(changes, word):
@@ -153,10 +178,14 @@ def test_aborts_cost_the_chance_that_the_others_fill_a_batch(
 
 def test_the_chance_of_a_full_batch_follows_from_that_of_an_abort():
   step = dpa.PoissonSampledDpEvent(0.25, dpa.GaussianDpEvent(1.0))
-  assert several_runs._full_prob(accounting.composed(step, 9), 1e-6) == 4e-6
-  assert several_runs._full_prob(dpa.GaussianDpEvent(1.0), 1e-6) == 1.0
-  other = dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(1.0))
-  assert several_runs._full_prob(dpa.ComposedDpEvent([step, other]), 1e-6) == 1.0
+  chance = lambda event, steps: several_runs._full_prob(event, 1e-6, num_steps=steps)
+  whole = accounting.composed(step, 9)
+  assert chance(whole, 9) == 4e-6
+  # Statistics beside the steps have no batches.
+  assert chance(dpa.ComposedDpEvent([whole, dpa.GaussianDpEvent(8.0)]), 9) == 4e-6
+  # A step that is not sampled so may have a batch of another kind.
+  assert chance(whole, 10) == chance(dpa.GaussianDpEvent(1.0), 1) == 1.0
+  assert several_runs._full_prob(whole, 0.0, num_steps=9) == 0.0
   # One more record than the others: what the plans bound.
   others, capacity, prob = 40, 12, 0.25
   abort = stats.binom.sf(capacity, others + 1, prob)
@@ -211,6 +240,17 @@ def _copy(folder, to, **changes):
   return to
 
 
+def _sealed(folder, to, config=None, **changes):
+  """A folder with other values and a digest that fits: it is public, so anybody can make it."""
+  _copy(folder, to)
+  held = json.loads((folder / "config.json").read_text()) | (config or {})
+  result = {**_result(folder), **changes}
+  result["run_sha256"] = workdir.sealed(held, TrainConfig.where, result)
+  (to / "config.json").write_text(json.dumps(held))
+  (to / "result.json").write_text(json.dumps(result))
+  return to
+
+
 def test_folders_are_read_by_their_ledgers(runs):
   read = several_runs.read(map(str, runs))
   assert [run.epsilon for run in read] == [_result(folder)["epsilon"] for folder in runs]
@@ -233,10 +273,13 @@ def test_what_is_no_finished_run_is_one_line(runs, tmp_path):
   first = str(runs[0])
   again = str(_copy(runs[0], tmp_path / "again"))
   (tmp_path / "empty").mkdir()
+  trial = _copy(runs[0], tmp_path / "trials" / "3")
   cases = {
     "there is none": [str(tmp_path / "nowhere")],
     "holds no finished run": [str(tmp_path / "empty")],
     "named twice": [first, first + "/"],
+    "runs='': must be folders": [""],
+    "is a trial of a private selection": [str(trial)],
     "is not the result of its config.json": [
       str(_copy(runs[0], tmp_path / "better", epsilon=0.1))
     ],
@@ -246,8 +289,40 @@ def test_what_is_no_finished_run_is_one_line(runs, tmp_path):
       several_runs.read(folders)
     assert len(str(caught.value).splitlines()) == 1
   # A copy is the same release: its noise is that of the first.
-  with pytest.raises(UserError, match="same key"):
+  with pytest.raises(UserError, match="one config and seed"):
     several_runs.together(several_runs.read([first, again]))
+
+
+def test_what_an_attack_shows_has_no_epsilon(runs, tmp_path):
+  folder = _sealed(runs[0], tmp_path / "attack", config={"attack": {"name": "membership"}})
+  with pytest.raises(UserError, match="is an attack"):
+    several_runs.read([str(folder)])
+
+
+@pytest.mark.parametrize(
+  ("changes", "word"),
+  [
+    ({"epsilon": 10**400}, "holds what no run writes"),
+    ({"failed_assumptions": 5}, "holds what no run writes"),
+    ({"ledger": {"version": 2, "charges": 5}}, "holds what no run writes|cannot be read"),
+    ({"neighboring_relation": "foo"}, "no neighbouring relation"),
+    ({"neighboring_relation": "replace_one"}, "another neighbouring relation"),
+    ({"delta": 2.0}, "promises nothing"),
+    ({"epsilon_kind": "simulated"}, "has no epsilon"),
+  ],
+)
+def test_strange_content_with_a_digest_that_fits_is_one_line(runs, tmp_path, changes, word):
+  folder = _sealed(runs[0], tmp_path / "run", **changes)
+  with pytest.raises(UserError, match=word) as caught:
+    several_runs.read([str(folder)])
+  assert str(folder) in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_a_billion_steps_are_believed_at_once(runs, tmp_path):
+  result = _result(runs[0])
+  result["ledger"]["charges"][0]["num_steps"] = 10**9
+  (run,) = several_runs.read([str(_sealed(runs[0], tmp_path / "run", **result))])
+  assert run.event is None
 
 
 @hypothesis.settings(max_examples=150, deadline=None)

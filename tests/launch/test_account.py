@@ -538,7 +538,7 @@ def test_replacing_under_random_allocation_has_no_poisson_beside_it():
   ("arguments", "words"),
   [
     (["--runs=/nowhere/run"], ["runs", "/nowhere/run", "there is none"]),
-    (["--runs="], ["runs", "at least one"]),
+    (["--runs="], ["runs=''", "there is none"]),
     (["--runs=/a,/b", "--epsilon=2"], ["epsilon", "does not go with --runs"]),
     (["--runs=/a", "--compare_documents"], ["compare_documents", "--runs"]),
   ],

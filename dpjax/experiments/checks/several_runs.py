@@ -9,6 +9,7 @@ Roth 2014, theorem 3.16). The result is also the cost of choosing the best of th
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,17 @@ from dpjax.validate import UserError
 # Relative difference of two epsilons of one ledger: by other versions of NumPy, or SciPy.
 _ROUNDING = 1e-6
 _TOLD = 3  # folders in an error line
+# No run takes as many; their losses would be composed for minutes.
+_MOST_STEPS = 10_000_000
+# What values raise that no run writes, in a file whose digest fits.
+_STRANGE = (
+  AttributeError,
+  KeyError,
+  OverflowError,
+  RecursionError,
+  TypeError,
+  ValueError,
+)
 # Fields that a kind of run leaves out of its digest.
 _WHERE = ((), TrainConfig.where, FedConfig.where)
 
@@ -66,8 +78,8 @@ class FinishedRun:
 class Together(NamedTuple):
   """The guarantee of several runs: (epsilon, delta) for all that they released.
 
-  `sum_epsilon` at `sum_delta` is that of basic composition. `accountant` is "" where no ledger
-  was used, and `added` names the runs that were added as they are stated.
+  `sum_epsilon` at `sum_delta` is that of basic composition. `added` names the runs that were added
+  as they are stated. `accountant` is of the others, "" where there are none.
   """
 
   epsilon: float
@@ -104,27 +116,38 @@ def together(runs: Sequence[FinishedRun], *, delta: float | None = None) -> Toge
   >>> one = FinishedRun("a", 1.9931, 1e-5, event=loss(2.0), noise_keys=frozenset({"a"}))
   >>> both = together([one, dataclasses.replace(one, name="b", noise_keys=frozenset({"b"}))])
   >>> round(both.epsilon, 2), round(both.sum_epsilon, 2), both.sum_delta
-  (2.93, 3.99, 2e-05)
+  (2.94, 3.99, 2e-05)
   """
   _check(runs)
   if delta is not None:
     validate.open_unit(delta=delta)
-  epsilon, whole, accountant = _epsilon(runs, delta)
+  epsilon, whole, accountant, added = _epsilon(runs, delta)
+  if whole >= 1:
+    raise UserError(
+      "is the sum of their deltas, and promises nothing; name fewer runs, or give --delta",
+      field="delta",
+      value=whole,
+    )
   kinds = {run.epsilon_kind for run in runs}
   return Together(
     epsilon=epsilon,
     delta=whole,
     sum_epsilon=math.fsum(run.epsilon for run in runs),
-    sum_delta=math.fsum(run.delta for run in runs),
+    sum_delta=_sum_of_deltas(runs),
     epsilon_kind="claimed" if "claimed" in kinds else "proved",
     relation=runs[0].relation,
     unit=runs[0].unit,
     accountant=accountant,
-    added=tuple(run.name for run in runs if run.event is None or not accountant),
+    added=tuple(run.name for run in added),
     failed_assumptions=tuple(
       dict.fromkeys(text for run in runs for text in run.failed_assumptions)
     ),
   )
+
+
+def _sum_of_deltas(runs: Iterable[FinishedRun]) -> float:
+  """Returns the sum of deltas as they are written, so that three of 1e-5 are 3e-5."""
+  return float(sum(decimal.Decimal(repr(run.delta)) for run in runs))
 
 
 def read(folders: Iterable[str]) -> list[FinishedRun]:
@@ -149,9 +172,14 @@ def read(folders: Iterable[str]) -> list[FinishedRun]:
 
 def _runs_in(folder: str) -> list[pathlib.Path]:
   path = pathlib.Path(folder)
-  if not path.is_dir():
+  # Path("") would be the current folder.
+  if not folder or not path.is_dir():
     raise UserError(
       "must be folders of finished runs; there is none", field="runs", value=folder
+    )
+  if path.resolve().parent.name == "trials":
+    raise _odd(
+      path, "is a trial of a private selection; its cost is in best/selection.json"
     )
   if (path / writers.RESULT).exists():
     return [path]
@@ -170,24 +198,59 @@ def _read(path: pathlib.Path) -> FinishedRun:
   config = writers.read_json(path / workdir.CONFIG)
   if not isinstance(result, dict) or not isinstance(config, dict):
     raise _odd(path, "is no folder of a run")
+  try:
+    return _understood(path, config, result)
+  except _STRANGE as error:
+    # A UserError is a ValueError, too.
+    if isinstance(error, UserError):
+      raise
+    raise _odd(path, f"holds what no run writes ({type(error).__name__})") from error
+
+
+def _understood(
+  path: pathlib.Path, config: dict[str, Any], result: dict[str, Any]
+) -> FinishedRun:
   seals = {workdir.sealed(config, where, result) for where in _WHERE}
   if result.get(workdir.SEAL) not in seals:
     raise _odd(path, f"its {writers.RESULT} is not the result of its {workdir.CONFIG}")
+  if isinstance(config.get("attack"), dict):
+    raise _odd(
+      path,
+      "is an attack: its epsilon is that of the attacked run, and what it shows has none",
+    )
   kind = result.get("epsilon_kind")
   if kind not in ("proved", "claimed"):
     raise _odd(path, f"has no epsilon for what it ran (epsilon_kind={kind!r:.20})")
-  failed = result.get("failed_assumptions") or ()
+  delta = _number(path, result, "delta")
+  if delta >= 1:
+    raise _odd(path, f"has delta={delta:g}, which promises nothing")
+  relation = result.get("neighboring_relation")
+  if relation not in accounting.RELATIONS:
+    raise _odd(path, f"has no neighbouring relation ({relation!r:.30})")
+  data = config.get("data")
+  if not isinstance(data, dict):
+    # Kinds without a section of data name them in their result.
+    data = {
+      "name": result.get("dataset"),
+      "data_dir": config.get("data_dir"),
+      "limit": None,
+    }
   stated = FinishedRun(
     name=str(path),
     epsilon=_number(path, result, "epsilon"),
-    delta=_number(path, result, "delta"),
+    delta=delta,
     epsilon_kind=kind,
-    relation=str(result.get("neighboring_relation")),
-    unit=str(result.get("unit")),
-    population=cost.population_of(config),
-    failed_assumptions=tuple(map(str, failed)),
+    relation=relation,
+    unit=_printable(result.get("unit")),
+    population=cost.population_of({**config, "data": data}),
+    failed_assumptions=tuple(map(_printable, result.get("failed_assumptions") or ())),
   )
   return _with_ledger(path, stated, result)
+
+
+def _printable(value: Any) -> str:
+  # JSON may hold half of a pair of surrogates, which no terminal prints.
+  return str(value).encode(errors="replace").decode()
 
 
 def _number(path: pathlib.Path, result: Mapping[str, Any], name: str) -> float:
@@ -207,14 +270,18 @@ def _with_ledger(
     return stated
   try:
     ledger = accounting.Ledger.from_json(held)
+    relations = {charge.neighboring_relation for charge in ledger.charges} - {""}
   except UserError as error:
     raise _odd(path, f"its ledger cannot be read ({error!s:.80})") from error
+  if relations - {stated.relation}:
+    raise _odd(path, "its ledger has another neighbouring relation than its result")
   left = result.get("accounted_delta", stated.delta)
   left = _number(path, {"accounted_delta": left}, "accounted_delta")
   by = result.get("accountant")
   keys = frozenset(charge.noise_key_id for charge in ledger.charges)
   known = dataclasses.replace(stated, noise_keys=keys)
-  if by not in accounting.ACCOUNTANTS or not 0 < left <= stated.delta:
+  is_known = by in accounting.ACCOUNTANTS and 0 < left <= stated.delta
+  if not is_known or not 0 < ledger.num_steps <= _MOST_STEPS:
     return known
   ran = ledger.epsilon(left, neighboring_relation=stated.relation, accountant=by)
   if not math.isclose(ran, stated.epsilon, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
@@ -223,11 +290,14 @@ def _with_ledger(
   abort_prob = (stated.delta - left) / (1 + math.exp(min(stated.epsilon, 700.0)))
   event = ledger.event()
   return dataclasses.replace(
-    known, event=event, abort_prob=abort_prob, full_prob=_full_prob(event, abort_prob)
+    known,
+    event=event,
+    abort_prob=abort_prob,
+    full_prob=_full_prob(event, abort_prob, num_steps=ledger.num_steps),
   )
 
 
-def _full_prob(event: dpa.DpEvent, abort_prob: float) -> float:
+def _full_prob(event: dpa.DpEvent, abort_prob: float, *, num_steps: int) -> float:
   """Returns a bound on the chance that the others fill a batch; 1 where none is known.
 
   A full batch aborts where one more record is in it, which it is with the sampling probability q,
@@ -235,11 +305,13 @@ def _full_prob(event: dpa.DpEvent, abort_prob: float) -> float:
   """
   if not abort_prob:
     return 0.0
-  parts = accounting.parts(event)
-  sampled = [part for part in parts if not isinstance(part, dpa.GaussianDpEvent)]
-  if (
-    not all(isinstance(part, dpa.PoissonSampledDpEvent) for part in sampled) or not sampled
-  ):
+  sampled = {
+    part: times
+    for part, times in accounting.merged_parts(event).items()
+    if isinstance(part, dpa.PoissonSampledDpEvent)
+  }
+  # Each step must be sampled like this. Other parts are then released once, without batches.
+  if sum(sampled.values()) < num_steps:
     return 1.0
   return min(1.0, abort_prob / min(part.sampling_probability for part in sampled))
 
@@ -263,27 +335,36 @@ def _check(runs: Sequence[FinishedRun]) -> None:
     for key in run.noise_keys:
       if key in owners:
         raise UserError(
-          f"{owners[key]} and {run.name} drew their noise from the same key: the difference of "
-          "what they released may hold no noise, and nothing is proved of both",
+          f"{owners[key]} and {run.name} have one config and seed, so on equal data their noise is "
+          "the same and nothing is proved of both; train one of them with another seed",
           field="runs",
         )
       owners[key] = run.name
 
 
-def _epsilon(runs: Sequence[FinishedRun], delta: float | None) -> tuple[float, float, str]:
-  """Returns (epsilon, delta, accountant), the last "" for the sum of what is stated."""
-  accountant = _accountant(runs)
-  composed = [run for run in runs if run.event is not None and accountant]
-  stated = [run for run in runs if run.event is None]
-  spent = math.fsum(run.delta for run in stated)
-  everything = math.fsum(run.delta for run in runs)
-  largest = max((run.delta for run in composed), default=0.0)
-  # With little noise aborts may need more than the largest delta.
-  wholes = [delta] if delta is not None else [spent + largest, everything]
-  for whole in wholes if composed else ():
-    epsilon = _composed_epsilon(composed, whole - spent, accountant)
-    if epsilon is not None:
-      return epsilon + math.fsum(run.epsilon for run in stated), whole, accountant
+def _epsilon(
+  runs: Sequence[FinishedRun], delta: float | None
+) -> tuple[float, float, str, Sequence[FinishedRun]]:
+  """Returns (epsilon, delta, accountant, runs that are added as they are stated)."""
+  everything = _sum_of_deltas(runs)
+  summed = math.fsum(run.epsilon for run in runs)
+  # One run costs what it states, and a ledger may show a little less.
+  for accountant in accounting.ACCOUNTANTS if len(runs) > 1 else ():
+    composed = _composable(runs, accountant)
+    stated = [run for run in runs if run not in composed]
+    if not composed:
+      continue
+    spent = _sum_of_deltas(stated)
+    # With little noise aborts may need more than the largest delta.
+    wholes = [spent + max(run.delta for run in composed), everything]
+    for whole in wholes if delta is None else [delta]:
+      epsilon = _composed_epsilon(composed, whole - spent, accountant)
+      if epsilon is None:
+        continue
+      total = epsilon + math.fsum(run.epsilon for run in stated)
+      # The sum is at a larger delta: no choice where a smaller one was asked for.
+      if total <= summed or (delta is not None and whole < everything):
+        return total, whole, accountant, stated
   whole = everything if delta is None else delta
   if whole < everything:
     raise UserError(
@@ -292,25 +373,28 @@ def _epsilon(runs: Sequence[FinishedRun], delta: float | None) -> tuple[float, f
       field="delta",
       value=whole,
     )
-  return math.fsum(run.epsilon for run in runs), whole, ""
+  return summed, whole, "", runs
 
 
-def _accountant(runs: Sequence[FinishedRun]) -> str:
-  """Returns the tightest accountant that knows the steps of all ledgers together; "" if none."""
-  events = [run.event for run in runs if run.event is not None]
-  for accountant in accounting.ACCOUNTANTS if events else ():
+def _composable(runs: Sequence[FinishedRun], accountant: str) -> list[FinishedRun]:
+  """Returns runs whose ledgers an accountant composes: each that goes with those before it."""
+  kept: list[FinishedRun] = []
+  for run in runs:
+    events = [other.event for other in (*kept, run)]
     try:
-      accountable(dpa.ComposedDpEvent(events), runs[0].relation, accountant)
+      if run.event is not None:
+        accountable(dpa.ComposedDpEvent(events), run.relation, accountant)
+        kept.append(run)
     except UserError:
       continue
-    return accountant
-  return ""
+  return kept if len(kept) > 1 else []
 
 
 def _composed_epsilon(
   runs: Sequence[FinishedRun], delta: float, accountant: str
 ) -> float | None:
-  """Returns epsilon at `delta`, what aborts cost in it included; None where they cost too much."""
+  """Returns epsilon at `delta`, what aborts cost in it included; None where they cost too much,
+  or where the accountant knows no epsilon at so small a delta."""
   event = dpa.ComposedDpEvent([run.event for run in runs])
 
   def at(left: float) -> float:
@@ -320,8 +404,12 @@ def _composed_epsilon(
 
   if delta <= 0:
     return None
-  asides = _asides(runs, at, delta)
-  return min((at(delta - aside) for aside in asides if aside < delta), default=None)
+  try:
+    asides = _asides(runs, at, delta)
+    found = min((at(delta - aside) for aside in asides if aside < delta), default=None)
+  except UserError:
+    return None
+  return found if found is not None and math.isfinite(found) else None
 
 
 def _asides(
@@ -352,23 +440,34 @@ def _odd(path: pathlib.Path, reason: str) -> UserError:
 
 def statement(runs: Sequence[FinishedRun], total: Together) -> str:
   """Says in words what holds for all of them, and when."""
+  many = len(runs) > 1
   failed = guarantee.named(total.failed_assumptions)
   parts = [
-    f"All {len(runs)} runs together are (epsilon = {accounting.upper(total.epsilon)}, delta = "
-    f"{accounting.upper(total.delta)})-private ({total.epsilon_kind}, {total.relation}, per "
-    f"{total.unit}), if no run's config was decided by what another one released.",
-    f"If one was, quote the sum: epsilon = {accounting.upper(total.sum_epsilon)}, delta = "
-    f"{accounting.upper(total.sum_delta)}.",
+    f"{f'All {len(runs)} runs together are' if many else 'The run is'} (epsilon = "
+    f"{accounting.upper(total.epsilon)}, delta = {accounting.upper(total.delta)})-private "
+    f"({total.epsilon_kind}, {total.relation}, per {total.unit})"
+    + (", if no run's config was decided by what another one released." if many else "."),
   ]
+  if many:
+    parts.append(
+      f"If one was, quote the sum: epsilon = {accounting.upper(total.sum_epsilon)}, delta = "
+      f"{accounting.upper(total.sum_delta)}."
+    )
   if failed:
     parts.append(f"Nothing is proved; fails or is assumed: {failed}.")
   if len({run.population for run in runs}) > 1:
     parts.append(
       "They read different data, which may overlap: this is the bound for somebody with one "
-      "record in each."
+      "record in each. It does not cover a record that another run tests on, or has in its "
+      "public pool."
     )
-  if total.added and total.accountant:
+  if many and total.added:
     shown = ", ".join(total.added[:_TOLD]) + (", ..." if len(total.added) > _TOLD else "")
-    parts.append(f"Added as stated, without their ledgers: {shown}.")
-  parts.append("Runs that did not finish, or are not named, are not in it.")
+    parts.append(f"Added as stated, not composed: {shown}.")
+  parts.append(
+    "Each run's own privacy_statement says against whom, and what is not covered: values named "
+    "not_private, test data, audits and diagnostics."
+  )
+  if many:
+    parts.append("Runs that did not finish, or are not named, are not in it.")
   return " ".join(parts)
