@@ -21,7 +21,7 @@ from launch import config_flag
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _BUILT = ("dpjax", "launch", "configs")
-_READ = ("pyproject.toml", "requirements.txt", "README.md", "LICENSE")
+_READ = ("pyproject.toml", "README.md", "LICENSE")  # by the build
 _SDIST = "from setuptools import build_meta as b; print(b.build_sdist('dist'))"
 
 

@@ -165,12 +165,12 @@ def test_fixed_size_batches_are_whole_and_under_replace_one():
     "--num_examples=777",
   )
   assert question.neighboring_relation == "replace_one"
-  assert question.accountants == ("rdp",)
+  assert question.accountants == ("pld", "rdp")
   answer = solve.solve(question)
   batch = answer.sampling_prob * 777
-  assert batch == pytest.approx(round(batch)) and solve.epsilon_of(answer, "rdp") <= 1
+  assert batch == pytest.approx(round(batch)) and solve.epsilon_of(answer, "pld") <= 1
   larger = answer._replace(sampling_prob=(round(batch) + 1) / 777)
-  assert solve.epsilon_of(larger, "rdp") > 1
+  assert solve.epsilon_of(larger, "pld") > 1
 
 
 def test_without_a_sampler_every_step_sees_all_data():

@@ -13,6 +13,7 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.run import dry_run, loop
 from dpjax.validate import UserError
 from tests import commands
@@ -44,11 +45,12 @@ def _agrees(plan, result):
 def test_the_plan_is_that_of_the_run(tmp_path):
   relation = {"privacy.neighboring_relation": "replace_special"}
   config = fields.replace_all(TrainConfig(**_TINY), _NOISE | relation)
-  plan = _lines(dry_run.report(config, tmp_path / "run"))
+  plan = _lines(_plan(config, tmp_path / "run"))
   assert list(tmp_path.iterdir()) == []  # the run itself makes its folder
   result = loop.train(config, tmp_path / "run")
   _agrees(plan, result)
-  assert "delta=1e-05, replace_special, per example), by pld" in plan["privacy"]
+  assert "delta=1e-05, replace_special, per example), mu=" in plan["privacy"]
+  assert plan["privacy"].endswith(", by pld")
   assert plan["train"] == "3 optimizer steps" and "(proved" in plan["privacy"]
   planned = float(re.search(r"epsilon=([\d.]+)", plan["privacy"])[1])
   assert result["epsilon"] <= planned <= result["epsilon"] * 1.002
@@ -57,7 +59,7 @@ def test_the_plan_is_that_of_the_run(tmp_path):
   state = dry_run.state_of(build.build(config), tmp_path / "run")
   assert state == "holds this run, finished; it would not run again"
   with pytest.raises(UserError, match=r"holds a run of another config \(config.seed"):
-    dry_run.report(fields.replace(config, "seed", 2), tmp_path / "run")
+    _plan(fields.replace(config, "seed", 2), tmp_path / "run")
   assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
@@ -78,9 +80,13 @@ def test_no_step_sees_the_data(monkeypatch, tmp_path):
     monkeypatch.setattr(data, "load", _loaded(flipped))
     skewed = {"name": "dirichlet", "alpha": 0.5, "min_size": 0}
     fed = FedConfig(num_rounds=2, clients_per_round=5, partition=skewed)
-    for config in (TrainConfig(**_TINY), fed):
-      config = fields.replace_all(config, _NOISE)
-      plans.append(_lines(dry_run.report(config, tmp_path / "run")))
+    for kind, config in ((CENTRAL, TrainConfig(**_TINY)), (FEDERATED, fed)):
+      # Under it the number of own records is public.
+      relation = (
+        {"privacy.neighboring_relation": "replace_special"} if kind is CENTRAL else {}
+      )
+      config = fields.replace_all(config, _NOISE | relation)
+      plans.append(_lines(dry_run.report(kind, config, tmp_path / "run")))
   assert seen[0] == seen[2] and seen[1] == seen[3]
   assert "per user)" in plans[1]["privacy"]
   assert plans[1]["rounds"] == "2 communication rounds"

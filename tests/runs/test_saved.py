@@ -68,6 +68,7 @@ def first(tmp_path_factory):
 def test_a_run_begins_from_a_run(tmp_path):
   plain = {
     "data.name": _FIRST,
+    "data.num_examples": None,  # read by private runs alone
     "privacy": PrivacyConfig(method="sgd", epsilon=2.0, sampling_prob=0.25),
   }
   loop.train(_config(**plain), tmp_path / "first")

@@ -92,6 +92,10 @@ def test_a_service_that_is_killed_goes_on_where_it_was(folders, tmp_path):
     for number in range(120):
       key = f"user-{number}"
       models[key] = service.ask("/predict", {"rows": _ROW, "key": key})["run"]
+    # Windows close in the background, on a busy machine later.
+    deadline = time.monotonic() + 60
+    while service.ask("/health")["windows"] < 2 and time.monotonic() < deadline:
+      time.sleep(0.5)
     time.sleep(2.5)
     before = service.ask("/health")
   finally:

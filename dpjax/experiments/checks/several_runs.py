@@ -223,7 +223,7 @@ def _understood(
     raise _odd(path, f"has no epsilon for what it ran (epsilon_kind={kind!r:.20})")
   delta = _number(path, result, "delta")
   if delta >= 1:
-    raise _odd(path, f"has delta={delta:g}, which promises nothing")
+    raise _odd(path, f"has delta={accounting.upper(delta)}, which promises nothing")
   relation = result.get("neighboring_relation")
   if relation not in accounting.RELATIONS:
     raise _odd(path, f"has no neighbouring relation ({relation!r:.30})")
