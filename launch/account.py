@@ -184,7 +184,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def questions(values: Any) -> list[Question]:
-  """Returns questions from flag values, one for each noise multiplier; UserError when
+  """Returns questions from flag values, one for each noise multiplier. Raises UserError when
   unclear."""
   _check_counts(values)
   num_selected = _for_sampler(values, "num_selected")
@@ -311,13 +311,13 @@ def _sampling_prob(values: Any) -> float | None:
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """Returns the probability of --sampling_prob; without it that of one pass as long as the
-  run, of a sampler in passes."""
+  """Returns --sampling_prob. Without it, returns that of one pass as long as the run for a sampler
+  in passes, and None for others."""
   kind = sampling.SAMPLERS[values.sampler]
   if prob is not None:
     validate.probability(sampling_prob=prob)
     kind.check_prob(solve.size_of(values))
-    # For batches of a fixed size it is that of the whole batch which training would draw.
+    # Batches of a fixed size have the probability of the whole batch that training would draw.
     whole = kind.takes_whole_passes
     return prob if whole else kind.nearest_prob(prob, values.num_examples or 0)
   if not kind.takes_whole_passes:
@@ -442,8 +442,8 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
 def note_on_training(answer: Question) -> str | None:
   """Returns a line where launch.train would cost more than the requested epsilon.
 
-  Its share of delta for batches above the capacity is set aside. Calibration by the run itself
-  (`--config.privacy.epsilon`) takes that into account, and adds a little more noise.
+  launch.train sets a share of delta aside for batches above the capacity. Calibration by the run
+  itself (`--config.privacy.epsilon`) takes that into account, and adds a little more noise.
   """
   if answer.attack is not None and answer.can_overflow:
     return _note_on_attack(answer, answer.attack)
@@ -478,8 +478,8 @@ def attackers(
   proof.
 
   Args:
-    fpr: one more false positive rate.
-    prior: chance of membership that an attacker knows; None says nothing of such a one.
+    fpr: one more false positive rate to report; None: no other.
+    prior: chance of membership that an attacker knows; None: its error is not reported.
   """
   by = answer.accountants[0]
   profile = solve.profile_of(answer)
@@ -629,7 +629,7 @@ def main() -> None:
 
 
 def answer_questions(values: Any) -> None:
-  """Prints what is asked for of runs that are described by flags."""
+  """Prints the answers about runs that flags describe."""
   _check_companions(values)
   if values.sampler in solve.BOUNDED:
     _check_counts(values)

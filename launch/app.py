@@ -138,8 +138,8 @@ def without_device() -> str | None:
   """Returns one line where JAX has no device to run on; None where it has one.
 
   JAX has none with JAX_PLATFORMS=cuda on a machine without a GPU, and says so with an
-  assertion, or in many lines. Ask after something has failed: to ask is to start JAX's
-  backends.
+  assertion, or in many lines. Call this only after something has failed, because it starts
+  JAX's backends.
   """
   import jax
 
@@ -173,7 +173,7 @@ class _Stopped(KeyboardInterrupt):
 def stoppable(workdir: str) -> Iterator[None]:
   """Ends the process in one line when SIGINT, SIGTERM or SIGHUP stops the block, with exit
   code 128 + signal. Within a training the loop handles them, finishes its step and saves."""
-  # Before hours of training: pictures are drawn at its end.
+  # Checked before hours of training, because pictures are drawn at its end.
   from dpjax import optional
   from dpjax.experiments.run import loop
 
@@ -231,7 +231,7 @@ def _end_unread(signum: int, frame: object) -> None:
 
 
 def _is_memory(error: BaseException | None) -> bool:
-  """Whether an error, or its cause, is a lack of memory: Python's, or XLA's."""
+  """Returns whether an error, or its cause, is a lack of memory: Python's, or XLA's."""
   if error is None:
     return False
   said = ("RESOURCE_EXHAUSTED", "can't start new thread", "Cannot allocate memory")
@@ -284,7 +284,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       if blamed is None:
         raise
       fail(blamed)
-    # Within reach of `_end_unread`. There may be no stdout, for which print fails.
+    # Flushed here, where `_end_unread` still handles SIGPIPE. Without a stdout, print fails.
     finally:
       with contextlib.suppress(OSError):
         print(end="", flush=True)

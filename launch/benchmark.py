@@ -401,7 +401,7 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     validate.one_of(gradients.METHODS, methods=method)
   configs = _configs(options)
   entries = []
-  # Their launchers do so, too.
+  # The launchers of these configs do so, too.
   app.prepare_memory(configs.values())
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)

@@ -26,7 +26,7 @@ _NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")
 
 
 def runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
-  """Runs, one for each noise multiplier, from flag values; UserError when unclear."""
+  """Returns runs from flag values, one for each noise multiplier. Raises UserError when unclear."""
   for name in _NOT:
     if values[name].present:
       raise UserError(f"does not go with sampler={values.sampler!r}", field=name)
@@ -51,7 +51,7 @@ def runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
 
 
 def table(asked: Iterable[solve.Bounded]) -> str:
-  """Each run's epsilons, each beside what it is worth."""
+  """Formats each run's epsilons, each with its kind."""
   lines: list[tuple[str, ...]] = [("noise_multiplier", "epsilon", "kind")]
   for run in asked:
     level = accounting.lower(run.noise_multiplier, digits=6)

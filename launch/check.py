@@ -3,14 +3,14 @@
   python -m launch.check --config=configs/quickstart.py
   python -m launch.check --config=configs/mnist_cnn.py --workdir=runs/mnist_cnn
 
-Measures, on the config's own model, gradient, noise, sampler and keys: the influence of one
-example, each clipped term alone and their sum, for every mask and for long and short gradients,
-of a batch of the run's own size too, padding, examples that are not finite, sums that remember
-earlier batches, cross-example leakage; whether a whole step is its parts; the noise's
-distribution, tails and independence over every step of the run (on a sample of the coordinates),
-updates that hold more than their own sum and noise, the divisor; the sampler's scheme and its
-seed, the accountant, what is stated, overflow, reuse of keys, and the epsilon that gradient
-canaries prove.
+Every check uses the config's own model, gradient, noise, sampler and keys.
+Gradient: the influence of one example; each clipped term alone and their sum, for every mask, for
+long and short gradients, and for a batch of the run's own size; padding; examples that are not
+finite; sums that remember earlier batches; cross-example leakage; whether a step is its parts.
+Noise: distribution, tails and independence over every step of the run (on a sample of the
+coordinates); updates that hold more than their own sum and noise; the divisor.
+The rest: the sampler's scheme and its seed, the accountant, what is stated, overflow, reuse of
+keys, and the epsilon that gradient canaries prove.
 Prints one line for each; with --workdir also writes check.json there. No model is trained.
 Exit code 1 if a check fails.
 """

@@ -64,10 +64,10 @@ def main() -> None:
   if name not in COMMANDS:
     hint = validate.did_you_mean(name, COMMANDS) if name else ""
     app.fail(f"dpjax {name}: must be one of {', '.join(COMMANDS)}{hint}")
-  # A script begins with its own folder, where no user's code lies.
+  # A script's path begins with the script's own folder, where no user's code lies.
   sys.path.insert(0, "")
   sys.argv = [f"launch.{name}", *sys.argv[2:]]
-  # As `python -m` does it: flags are those of one launcher alone.
+  # Run as `python -m` does, so that only this launcher's flags are defined.
   runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
 
 

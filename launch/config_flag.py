@@ -49,7 +49,7 @@ def define(
   for path in _overridden(name):
     try:
       flags.DEFINE_string(f"{name}.{path}", None, f"override of {path}")
-    # At import, before errors are caught; for example a name with a space.
+    # Raised at import, before `app.run` catches errors; for example by a name with a space.
     except flags.Error as error:
       app.fail(f"--{name}.{path}: {error}")
   if default is None:
@@ -67,11 +67,11 @@ def define(
 def get(name: str = "config", **more: Any) -> Any:
   """Returns the config of the parsed flags: the file's, checked, with the overrides.
 
-  What an override leaves without a reader goes back to its default, and a line on stderr says
+  A field that the overrides leave unread goes back to its default, and a line on stderr says
   so; see `dpjax.experiments.run.switches`.
 
   Args:
-    more: fields that flags of their own set, as "audit.enabled".
+    more: values of fields that have a flag of their own, such as "audit.enabled".
 
   Raises:
     UserError: a missing or failing file, another type of config, an unknown field or
@@ -160,7 +160,7 @@ def load(path: str, kind: type, *, name: str = "--config") -> Any:
   """Returns the result of a Python file's `get_config()`, checked to be a well-typed
   `kind`.
 
-  A file of configs/ that is not here is the one that was installed with dpjax.
+  A file of configs/ that is missing here is read from the installation of dpjax.
   """
   at = f"{name}={path}"
   path = str(_file_of(path, at))

@@ -63,13 +63,13 @@ TOPICS = {
 
 
 def page(topics: tuple[str, ...] = ()) -> str:
-  """Returns the lines of these topics; of all without any.
+  """Returns the lines of these topics, or of all topics if none is given.
 
   Args:
     topics: names of `TOPICS`, or import paths of parts that a user defined.
 
   Raises:
-    UserError: a topic that is none, or a path at which there is nothing.
+    UserError: an unknown topic, or a path at which there is nothing.
   """
   user_defined = {
     path: catalogue.user_defined([path]) for path in topics if names.is_path(path)

@@ -1,13 +1,13 @@
 """Filter between native code's standard error and the terminal; see `peers.run`.
 
-Where process 0 dies, JAX's runtime aborts the others with a stack trace, at times before they
-could say a word of their own. A process that aborts says nothing afterwards, so this one does:
-a script of its own, which imports nothing of JAX.
+If process 0 dies, JAX's runtime aborts the other processes with a stack trace, sometimes before
+they have printed a line of their own. This separate script prints that line for them. It does
+not import JAX.
 
   python native_words.py LINE < words
 
-Words pass as they are, until the runtime speaks of its coordination service; those and what
-follows are kept back. When the words end and none was "SAID", LINE is printed in their place.
+Lines pass unchanged until one names the runtime's coordination service; that line and all later
+ones are dropped. At the end, LINE is printed if lines were dropped and no line ended in SAID.
 """
 
 import re
@@ -20,7 +20,7 @@ _RUNTIME = re.compile(rb"coordination|distributed service", re.IGNORECASE)
 
 def main() -> None:
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    # It ends when its input ends.
+    # Signals are ignored, because this process ends when its input ends.
     signal.signal(number, signal.SIG_IGN)
   kept = False
   said = False

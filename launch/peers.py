@@ -34,7 +34,7 @@ _MOMENT = 0.5
 
 
 class Options(NamedTuple):
-  """Number of this process, and of all."""
+  """Settings of one process of a run on many; timeouts are in seconds."""
 
   coordinator: str
   num_processes: int
@@ -81,7 +81,7 @@ def options() -> Options | None:
   """Returns the options of the flags; None for a run of one process.
 
   Raises:
-    UserError: some of the flags without the others, or no ids in --local_devices.
+    UserError: some of the flags without the others, or --local_devices that are no ids.
   """
   values: dict[str, Any] = {name: flags.FLAGS[name].value for name in _NAMES}
   present = [name for name, value in values.items() if value is not None]
@@ -137,7 +137,7 @@ class _Ending:
     self._number = options.process_id
     self._me = f"process {options.process_id} of {options.num_processes}"
     self._saved = saved
-    # Taken for good by the first thread to know.
+    # Never released: only the first thread that takes it ends the process.
     self._once = threading.Lock()
 
   def lost(self, meeting: processes.meeting.Meeting, who: int, why: str) -> None:
@@ -175,7 +175,7 @@ class _Ending:
 
   def _say(self, text: str) -> None:
     print(f"error: {self._me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    # Messages of JAX's runtime about it come before or after.
+    # Tells `native_words` that the reason is printed, so that it prints no other.
     os.write(2, native_words.SAID)
 
   def _exit(
@@ -205,9 +205,9 @@ def carry_out(
   flags say, or its plan (--dry_run).
 
   Args:
-    same: what all processes must give alike; see `meeting.meet`.
-    line: a result, in words; process 0 prints it.
-    unit: what its checkpoints count.
+    same: values that must be equal in all processes; see `meeting.meet`.
+    line: describes a result in one line, which process 0 prints.
+    unit: what its checkpoints count, such as "step".
   """
   many = options()
   done = []
@@ -215,7 +215,7 @@ def carry_out(
   if flags.FLAGS.dry_run:
     if many is not None:
       raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-    # Imported here: most runs are no dry ones.
+    # Imported here, because most runs are not dry runs.
     from dpjax.experiments.run import dry_run
 
     return print(dry_run.report(kind, config, workdir, app.target()))
@@ -238,7 +238,7 @@ def carry_out(
 def _saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str:
   """Describes the saved state when a peer is lost.
 
-  That may be while process 0, the owner, was writing it.
+  Process 0, the owner, may be lost while it writes that state.
   """
   # Process 0 reads the disk; the others know only the last report.
   newest = checkpoint.newest(pathlib.Path(workdir)) if owner else (None, *heard)[-1]
@@ -257,15 +257,15 @@ def run(
   """Runs `work()` on JAX's multi-process runtime.
 
   Args:
-    same: what all processes must give alike; see `meeting.meet`.
-    saved: says, when a peer is lost, what is saved.
+    same: values that must be equal in all processes; see `meeting.meet`.
+    saved: describes the saved state; called when a peer is lost.
 
   UserError: one line, exit code 2. A process that dies: one line in each of the others, exit
   code 1.
   """
   _own_stdout()
   _own_stderr(f"process {options.process_id} of {options.num_processes}")
-  # gloo writes to peers that are gone.
+  # gloo may write to peers that are gone, which would end this process by SIGPIPE.
   if hasattr(signal, "SIGPIPE"):
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
   where: dict[str, Any] = options._asdict()

@@ -108,7 +108,7 @@ def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
   """Downloads the database of TensorFlow Federated with this name, and unpacks it on the
   way.
 
-  One that is there already is left alone. A failed download leaves nothing that is read.
+  An existing file is left alone. A failed download leaves nothing that could be read as data.
   """
   path = root / tff.DATABASES[name]
   if path.exists():

@@ -4,12 +4,11 @@
            -> modulo 2^32 or 2^64 -> secure sum
   server:  modulo 2^bits, unwrap -> / scale -> rotate back -> / survivors
 
-Nobody holds a message without noise that outweighs it, and the noise of the SUM is that of a
-trusted server: shares of Skellam noise add up to Skellam noise (Agarwal, Kairouz and Liu 2021,
-arXiv:2110.04995; rotation, rounding and modulus as Kairouz, Liu and Steinke 2021,
-arXiv:2102.06387, algorithm 1).
+The noise of the SUM is that of a trusted server: shares of Skellam noise add up to Skellam noise
+(Agarwal, Kairouz and Liu 2021, arXiv:2110.04995; rotation, rounding and modulus as Kairouz, Liu
+and Steinke 2021, arXiv:2102.06387, algorithm 1).
 
-| what could void the guarantee          | what is done                                         |
+| what could void the guarantee        | what is done                                         |
 | ------------------------------------ | ---------------------------------------------------- |
 | rounding makes a vector longer       | the sensitivity is that after rounding               |
 | clients fall silent, with their noise| sized for the fewest survivors; fewer: refused       |
@@ -208,13 +207,13 @@ class SkellamSum:
       norm = float(np.linalg.norm(vector))
     clipped = vector * min(1.0, self.l2_clip_norm / norm if norm > 0 else 1.0)
     rotated = np.asarray(_rotate(signs, clipped.astype(np.float32)))
-    # The rotation runs in float32, and this exceeds it.
+    # The rotation runs in float32, which a finite float64 may exceed.
     if not np.isfinite(rotated).all():
       return np.zeros(self.padded_dim, np.int64)
     return discrete.encode(rng, rotated, l2_clip_norm=self.l2_clip_norm, scale=self.scale)
 
   def share(self, rng: np.random.Generator, shares: int = 1) -> np.ndarray:
-    """Draws [padded_dim] int64, the noise of that many shares; `rng` is the secret of the
+    """Draws [padded_dim] int64, the noise of `shares` shares; `rng` must stay secret to the
     client that adds it."""
     variance = self.noise.share_variance * shares
     return discrete.skellam(rng, self.padded_dim, variance=variance)
@@ -246,8 +245,8 @@ def skellam_mean(
   """Private mean of the messages of a round's survivors, by a secure sum.
 
   Args:
-    protocol: a simulated one draws the noise of all survivors at once (shares of Skellam
-      noise add up to it exactly); through any other go each client's noisy integers. Its
+    protocol: the secure sum. A simulated one draws the noise of all survivors at once (shares
+      of Skellam noise add up to it exactly); any other gets each client's noisy integers. Its
       `min_survivors` must be no fewer than those that the noise was sized for.
     mechanism: mechanism of one round.
     seed: seed of all noise and rounding, 128 bits or more; as secret as the data. Each client of
@@ -259,7 +258,7 @@ def skellam_mean(
   Guarantee: one round is `mechanism.event` under replace_special and replace_one, for one
   client, whatever its message and weight (applied before the clip, as in `dp_mean`), against
   a server that sees the sum alone. Who takes part and who falls silent is public and must not
-  depend on the data. A simulated one promises that of its OUTPUT; who runs it sees all.
+  depend on the data. For a simulated protocol this holds of the OUTPUT; who runs it sees all.
 
   Raises:
     UserError: a protocol that accepts fewer survivors, or has fewer bits, than the mechanism, or
@@ -355,9 +354,9 @@ def _total(
 ) -> Summed:
   """Sums [padded_dim] integers of the clients `ids`, who all upload.
 
-  Each wraps around modulo 2^protocol.bits, so that the total is a function of the noisy sum.
-  Residues modulo a smaller 2^bits would add up to it and to 2^bits times the number of those
-  who sent negative numbers, which no noise hides: `decode` reduces the total alone.
+  Each vector wraps around modulo 2^protocol.bits, so the total is a function of the noisy sum.
+  Residues modulo a smaller 2^bits would add 2^bits for each client with a negative number.
+  No noise hides how many these are, so `decode` reduces the total alone.
   """
   places = {client: place for place, client in enumerate(ids)}
   kind = dtype_of(protocol.bits)

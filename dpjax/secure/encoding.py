@@ -1,6 +1,6 @@
 """Encodes messages of floats as integers modulo 2^bits, and decodes the sum of many.
 
-What a secure sum adds are integers modulo a power of two, so a client sends
+A secure sum adds integers modulo a power of two, so a client sends
 
   message, weight  ->  clip, scale, round  ->  integers mod 2^bits  ->  their sum  ->  mean
 
@@ -15,8 +15,8 @@ What a secure sum adds are integers modulo a power of two, so a client sends
 | rounding a coordinate              | to nearest, of the rounded weight times the value: the |
 |                                    | mean errs by `Encoding.error_bound(weights)` at most   |
 
-The weight is one more integer of the message: what a server learns is the sum of the weighted
-messages and the sum of the weights, never either of one client.
+The weight is one more integer of the message. A server whose secure sum hides the rest learns
+the sum of the weighted messages and the sum of the weights, never either of one client.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Encoding:
 
   Guarantee: max_clients * largest < 2^(bits - 1), so no sum of so many wraps around. The mean
   of messages within `largest_value` stays within it, and errs by `error_bound(weights)` at
-  most: by `resolution` / 2, and the rounding of one float, where all weights are 1. With
-  smaller weights the sum fills less of the modulus and the same half step weighs more: the
-  bound is divided by the mean weight. Coarse sums of small weights need more `bits`.
+  most. Where all weights are 1, that is `resolution` / 2 and the rounding of one float. With
+  smaller weights the same half step weighs more: the bound is divided by the mean weight.
+  Small weights thus need more `bits`.
 
   >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
   >>> encoding.largest, round(encoding.resolution, 6)
@@ -184,10 +184,10 @@ class Encoding:
 
 
 def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
-  """Integers of one client as [d + 1] uint32, or uint64 where a protocol has 64 `bits`.
+  """Returns the integers of one client as [d + 1] uint32, or uint64 if a protocol has 64 `bits`.
 
   Negative ones wrap around in the PROTOCOL's modulus, so that its total is a function of the
-  sum alone: in a smaller one it would count those who sent negative numbers.
+  sum alone. In a smaller modulus the total would count the clients with negative numbers.
 
   >>> to_vector(Encoded({"a": np.ones((1, 2), np.uint32)}, np.uint32(2**32 - 1)), 64)
   array([                   1,                    1, 18446744073709551615],
@@ -200,7 +200,7 @@ def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
 
 
 def from_vector(vector: np.ndarray, like: Encoded) -> Encoded:
-  """The inverse: [d + 1] modulo 2^32 or 2^64 -> integers modulo 2^32, shaped like `like`.
+  """Inverts `to_vector`: [d + 1] modulo 2^32 or 2^64 -> integers modulo 2^32, shaped like `like`.
 
   >>> like = Encoded({"a": np.zeros((1, 2), np.uint32)}, np.uint32(0))
   >>> from_vector(np.array([1, 2**40 + 3, 7], np.uint64), like).values["a"]

@@ -47,12 +47,11 @@ from dpjax.validate import UserError
 
 
 class RoundRefused(UserError):
-  """Raised when too few clients are left: the sum was not formed, and nothing was revealed."""
+  """Raised when too few clients are left, or a protocol fails in a round with drop-outs."""
 
 
 def is_simulated(protocol: SumProtocol) -> bool:
-  """Returns whether a protocol adds vectors in the clear, so that its total may be formed
-  in any other way.
+  """Returns whether a protocol adds vectors in the clear, so that JAX may form the total instead.
 
   >>> from dpjax.secure.sums import SecAgg
   >>> is_simulated(PlainSum()), is_simulated(Simulated(SecAgg())), is_simulated(SecAgg())
@@ -130,7 +129,7 @@ def secure_mean(
   dropout: Dropout = NO_DROPOUT,
   plan: Plan | None = None,
 ) -> Aggregator:
-  """Returns the weighted mean of messages. The server learns only their sum.
+  """Returns an aggregator that forms the weighted mean of messages from their secure sum.
 
   Args:
     protocol: one of `sums`, with its cryptography or simulated; a round that leaves fewer than its
@@ -139,8 +138,8 @@ def secure_mean(
     dropout: who falls silent, in a simulation.
     plan: that draws the cohorts, without privacy.
 
-  Guarantee: what `protocol` hides, against whom, is its own statement; a simulated one hides
-  nothing. The mean is NOT differentially private.
+  Guarantee: the docstring of `protocol` says what it hides, and from whom; a simulated one
+  hides nothing. The mean is NOT differentially private.
 
   Raises:
     UserError: an encoding wider than the protocol's modulus.
@@ -269,9 +268,9 @@ def carried_out(
   nobody sees.
 
   Raises:
-    RoundRefused: a protocol that does not stand these drop-outs.
+    RoundRefused: a protocol that fails with these drop-outs.
     UserError: several processes, each of which would draw masks of its own; a protocol that
-      has summed others than those who uploaded.
+      has summed other clients than those who uploaded.
   """
   if jax.process_count() > 1 and not is_simulated(protocol):
     raise UserError(
@@ -318,12 +317,12 @@ def forgiving(
   algorithm: FederatedAlgorithm, refused: Callable[[str], None] = lambda why: None
 ) -> FederatedAlgorithm:
   """Returns the same algorithm, in which a refused round changes nothing and the next one
-  follows. Its aggregator must be one of this module, and count its rounds.
+  follows. Its aggregator's state must count rounds: `secure_mean` or `skellam_mean`.
 
-  That round stays accounted: a ledger counts rounds, not successes.
+  The refused round stays accounted: a ledger counts rounds, not successes.
 
   Args:
-    refused: gets a line about such a round: which one, and why.
+    refused: called with a line about such a round: which one, and why.
   """
 
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:

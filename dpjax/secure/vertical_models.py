@@ -35,8 +35,8 @@ What each party learns, if it follows the protocol and does not collude with the
 | `split_learning` (plain)          | cotangents, which tell   | all activations of the other |
 |                                   | labels                   |                              |
 
-What is revealed follows from all data: weights tell about the other's columns and the labels
-what they tell anybody, and no differential privacy is claimed.
+What is revealed follows from all data: weights may tell about the other party's columns and
+the labels. No differential privacy is claimed.
 Source: Mohassel and Zhang 2017, SecureML, section II (vertically partitioned data) and IV.
 """
 
@@ -81,11 +81,11 @@ Columns = np.ndarray | jax.ShapeDtypeStruct  # one's own, or the other's
 
 
 def shared_rows(party: Party, x_a: Columns, x_b: Columns, y: Columns) -> SharedRows:
-  """Returns shares of both parties' columns and of the labels; each sends uniform numbers.
+  """Returns shares of both parties' columns and of the labels; each sends masked numbers only.
 
   Args:
     x_a: [n, f_a] of party 0; party 1 gives its shape.
-    x_b: [n, f_b] of party 1, as its labels; party 0 gives shapes.
+    x_b: [n, f_b] of party 1, which also has the labels; party 0 gives their shapes.
     y: [n, k] in {0, 1}: k columns for k classes, one column for two.
 
   Raises UserError for rows that differ in number, arrays of other ranks, labels other than 0 and 1.
@@ -112,7 +112,7 @@ def train_logistic(
 
   Args:
     batches: [steps, B] public indices of rows.
-    recipe: its `output` sigmoid.
+    recipe: its `output` must be sigmoid.
   """
   if recipe.output != "sigmoid":
     raise UserError("must be sigmoid", field="recipe.output", value=recipe.output)
@@ -165,7 +165,7 @@ def train_split(
   Args:
     start: public numbers.
     batches: [steps, B] public indices of rows.
-    recipe: `hidden` relu; `output` sigmoid (one class against all others) or normalized_relu.
+    recipe: `hidden` must be relu, `output` normalized_relu or sigmoid (one class against all).
   """
   if recipe.hidden != "relu" or recipe.output == "linear":
     kind = recipe.hidden, recipe.output

@@ -11,8 +11,8 @@ the scale of the next one. TenSEAL's vectors set the scale to a constant instead
 by up to 1e-5 of the value at each product.
 
 Guarantee: 128 bits by the table of the Homomorphic Encryption Standard, against who sees public
-keys and ciphertexts and follows the protocol. None for the circuit: the noise of a result tells
-its decryptor about the numbers that it was multiplied by. A raw decryption holds noise from
+keys and ciphertexts and follows the protocol. No circuit privacy: the noise of a result tells
+its decryptor about the numbers that multiplied it. A raw decryption holds noise from
 which anyone who gets it may learn the SECRET KEY (IND-CPA-D): the key's holder keeps decryptions,
 and passes on only what is rounded far above `Chain.error` or has noise of its own.
 Source: Cheon, Kim, Kim and Song 2017; Li and Micciancio 2021; Microsoft SEAL through TenSEAL.
@@ -346,10 +346,7 @@ class SlotEvaluator:
 
   @_one_line()
   def product(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
-    """Returns the product of two ciphertexts of a level, for `total` and `reduced`.
-
-    It is not yet brought down.
-    """
+    """Returns the unreduced product of two ciphertexts of a level, for `total` and `reduced`."""
     self._has_level(left)
     out = self._seal.Ciphertext()
     self._evaluator.multiply(left, right, out)
@@ -357,7 +354,7 @@ class SlotEvaluator:
 
   @_one_line()
   def total(self, sum_so_far: Ciphertext, cipher: Ciphertext) -> Ciphertext:
-    """Adds into the first, if there is one; returns the sum."""
+    """Adds `cipher` into `sum_so_far` in place and returns it; None starts a sum."""
     if sum_so_far is None:
       return cipher
     self._evaluator.add_inplace(sum_so_far, cipher)
@@ -366,7 +363,7 @@ class SlotEvaluator:
   @_one_line()
   def reduced(self, raw: Ciphertext) -> Ciphertext:
     """Reduces a sum of products by one level."""
-    # Both cost more than a multiplication, so they are applied once to a whole sum.
+    # Both steps cost more than a multiplication, so they are applied once to a whole sum.
     self._evaluator.relinearize_inplace(raw, self._relin)
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
@@ -406,7 +403,7 @@ class SlotEvaluator:
       least = self._coder.encode(2.0**-self.chain.scale_bits, self.level(first))
       raw = self._seal.Ciphertext()
       self._evaluator.multiply_plain(first, least, raw)
-    # One rescale for the whole sum, since each costs a level.
+    # One rescale for the whole sum, since rescaling each product would cost more time.
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
 

@@ -7,8 +7,8 @@
 
 Guarantee: for the images, 128 bits of CKKS against a model owner that follows the protocol. For
 the MODEL none: slots that are no logits hold sums over weights, and the noise of a result
-tells of the numbers in it (no circuit privacy), so weights are to be thought of as shown to
-who asks often. The image owner keeps raw decryptions: anyone who gets one may learn the key (Li
+tells of the numbers in it (no circuit privacy). Treat the weights as known to anyone who asks
+often. The image owner keeps raw decryptions: anyone who gets one may learn the key (Li
 and Micciancio 2021).
 
 | layout   | ciphertexts                    | for                                            |
@@ -73,8 +73,8 @@ class SquareNetwork(NamedTuple):
   def logit_error(self) -> float:
     """Estimates the error of a logit on ciphertexts.
 
-    It is no bound: the standard deviations of rounding, 16 times for rotations and sums. It
-    is large where one layer undoes what the other does.
+    This is no bound, but standard deviations of rounding, times 16 for rotations and sums. The
+    error is large where one layer undoes what the other does.
     """
     hidden = float((np.abs(self.kernel).sum(axis=0) + np.abs(self.bias)).max())
     unit = 16 * CHAIN.error
@@ -176,7 +176,7 @@ class _Packed:
     return [on.plus(logits, head_bias)]
 
   def coded(self, on: SlotEvaluator, net: SquareNetwork) -> Any:
-    """The weights as SEAL's plaintexts, encoded once."""
+    """Encodes the weights as SEAL's plaintexts, once for all queries."""
     p = np.arange(self.block)
     kernel = np.zeros((self.block, self.h))  # [q, hidden]
     kernel[self.h : self.h + self.d, : net.kernel.shape[1]] = net.kernel
@@ -202,7 +202,7 @@ class _Packed:
 
 
 def _diagonal(matrix: np.ndarray, p: np.ndarray, shift: int) -> np.ndarray:
-  """[B]: for slot p the factor of slot p + shift, zero beyond the block."""
+  """Returns [B]: for slot p the factor of slot p + shift, zero beyond the block."""
   q = p + shift
   inside = (q >= 0) & (q < len(matrix))
   return np.where(inside, matrix[np.clip(q, 0, len(matrix) - 1), p % matrix.shape[1]], 0.0)

@@ -16,7 +16,7 @@ float64).
 | owner              | w and y_hat, and at a refresh M^t and w_t, which follow from its data |
 
 Guarantee: against a server that follows the protocol (honest but curious), 128 bits of CKKS. A
-malicious one can return wrong weights, and nothing here would tell. What the owner decrypts
+malicious one can return wrong weights, and nothing here would notice. What the owner decrypts
 holds noise that tells of the secret key (Li and Micciancio 2021): the owner does not pass it
 on to the server or to anyone without rounding it far above `Chain.error`. Circuit privacy is
 not needed, since the server has no input of its own. Encryption is not differential privacy:
@@ -27,7 +27,7 @@ is counted, and bounded by `RegressionPlan.most_refreshes`. There is no bootstra
 
 Layout: slot j * R + r holds column j of row r, so that a rotation by R moves to the next
 column, cyclically. A matrix is its diagonals D_s[j] = M[j, j + s], one ciphertext each, in the
-slots j * R; of a symmetric one, those up to m / 2 tell the others. Source: Halevi and Shoup
+slots j * R; for a symmetric one, those up to m / 2 determine the others. Source: Halevi and Shoup
 2014 (products by diagonals); Cheon et al. 2017 (CKKS).
 """
 
@@ -78,7 +78,7 @@ class DataOwner:
   """The party with the data, which alone has the secret key.
 
   Args:
-    x: [n, d]. y: [n]. Rows are standardised with their own means and standard deviations.
+    x: [n, d]. y: [n]. Each column, and y, is standardised by its own mean and standard deviation.
 
   Raises:
     UserError: shapes that are not the plan's, a column that is constant but for rounding, NaN,
@@ -131,8 +131,7 @@ class DataOwner:
     return encrypted
 
   def refresh(self, ciphers: Sequence[bytes], level: int) -> list[bytes]:
-    """Returns a `Refresh`: the same numbers in fresh ciphertexts, with zeros for unused
-    slots.
+    """Returns the same numbers in fresh ciphertexts, with zeros for unused slots: a `Refresh`.
 
     Raises:
       UserError: more than planned: the server does not follow the protocol.
@@ -227,7 +226,7 @@ class RegressionServer:
     return self._evaluator.dump(w)
 
   def predict(self, weights: bytes, rows: Sequence[bytes]) -> list[bytes]:
-    """Computes E(y_hat) of new rows, standardised; one ciphertext for each of theirs."""
+    """Computes E(y_hat) of new rows, standardised; one ciphertext for each one of `rows`."""
     on = self._evaluator
     plan = self.plan
     # Weights are in lane 0 of each column. Rotated by one they are in the last lane of the
@@ -245,7 +244,7 @@ class RegressionServer:
     return whole
 
   def _first_step(self, upload: Upload) -> tuple[list[Any], Any]:
-    """Diagonals of M up to m / 2, and c = eta b, the first step from zero."""
+    """Returns the diagonals of M up to m / 2, and c = eta b, the first step from zero."""
     on = self._evaluator
     plan = self.plan
     x, y = ([on.load(cipher) for cipher in held] for held in (upload.x, upload.y))

@@ -91,8 +91,8 @@ class RegressionPlan:
 
   @property
   def step_size(self) -> float:
-    """eta, below 1 / (largest eigenvalue of A): a standardised A has the trace num_features
-    (1 + ridge)."""
+    """eta, at most 1 / (largest eigenvalue of A): standardised X^T X / n has the trace
+    num_features, and ridge I adds ridge."""
     return 1 / (self.num_features + self.ridge)
 
   @property
@@ -128,9 +128,9 @@ class RegressionPlan:
     """Error of the weights against the closed form: from unfinished descent, and from
     noise.
 
-    An error E of M^t moves the limit by (I - M^t)^-1 E w. The entries of E are those of
-    rounding, and of the factor that sums over rows are multiplied by. Eigenvalues of M are
-    at most 1 - eta ridge.
+    An error E of M^t moves the limit by (I - M^t)^-1 E w. The entries of E come from rounding
+    products, and from rounding the factor of the sums over rows. Eigenvalues of M are at most
+    1 - eta ridge.
     """
     slowest = 1 / (self.step_size * self.ridge)
     moved = 2 * slowest + self.doublings  # sum over t = 1, 2, 4, ... of 1 / (1 - l^t)

@@ -10,8 +10,8 @@ receives (honest but curious), no two of the three together. Shapes, the program
 arguments are public. What is revealed may tell about the inputs: it is not differentially
 private.
 
-Beside it: `secure_jit`, any JAX function on shares by SPU (`spu_jit`, extra `mpc-spu`), and
-`garbled`, whether x < y without a dealer.
+Also here: `secure_jit` runs a JAX function on shares by SPU (`spu_jit`, extra `mpc-spu`), and
+`garbled` tells whether x < y without a dealer.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
 """Signs of shared values, and functions built on them: ReLU, the sigmoid of SecureML,
 argmax.
 
-The sign of x is had as follows (all rows of the dealer are made for one comparison):
+The sign of x is computed as follows (all that the dealer makes serves one comparison):
 
-1. c = x + r is opened for a dealt r: uniform, so it tells nothing. (A product with a random
-   factor, which other designs open, tells the size of x.)
+1. c = x + r is opened for a dealt mask r, so it tells nothing. (A product with a random factor,
+   which other designs open, tells the size of x.)
 2. x = c - r has the highest bit c_63 ^ r_63 ^ borrow, where borrow = [c mod 2^63 < r mod 2^63].
    The parties hold the bits of r as shares by exclusive or. At each place the public bit of c
    either generates a borrow or passes one on; six layers of ANDs, each one dealt triple of
@@ -12,8 +12,8 @@ The sign of x is had as follows (all rows of the dealer are made for one compari
 3. The bit is opened under a dealt random bit s, so that b = v ^ s with v public is v + s - 2 v s
    in the ring, by itself. The dealer deals r s, too: so b x, with x = c - r, costs no product.
 
-8 messages of 43 bytes in all per value and party. Against one honest-but-curious party, without
-a bound on its time. (SecureML does this in garbled circuits; Catrina and de Hoogh 2010,
+8 messages of 43 bytes in all per value and party. Against one honest-but-curious party, if masks
+from ChaCha20 are as good as uniform. (SecureML uses garbled circuits; Catrina and de Hoogh 2010,
 "Improved primitives for secure multiparty integer computation", compare a masked value.)
 """
 
@@ -59,7 +59,7 @@ def shuffled(words: np.ndarray) -> np.ndarray:
 
 
 def sign(shape: Sequence[int]) -> Correlated:
-  """r and s; bits of r, s as a number, r s; a, b and c = a & b of each layer."""
+  """Correlation of a comparison: r, s, a, b of each layer; bits of r, s as a number, r s, a & b."""
   shape = tuple(shape)
   bits = Part(shape, "uint8", xor=True)
   layers = [Part(shape, _TYPES.get(half, "uint8"), xor=True) for half in _HALVES]
@@ -110,7 +110,7 @@ def signs(party: Party, x: Shares) -> Signs:
 
 
 def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.ndarray:
-  """[...] uint8: a share of whether c < r in the lower 63 bits, from the shuffled bits of r."""
+  """Returns [...] uint8, a share of c < r in the lower 63 bits, from the shuffled bits of r."""
   inverse = ~shuffled(c)
   # Bit 63 passes through: it neither generates a borrow nor stops one.
   generates = inverse & bits & _LOW
@@ -135,12 +135,12 @@ def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.
 
 
 def relu(party: Party, x: Shares) -> Shares:
-  """max(x, 0), of [...] shares."""
+  """Returns shares of max(x, 0), for [...] shares."""
   return signs(party, x).part
 
 
 def sigmoid(party: Party, x: Shares) -> Shares:
-  """0 below -1/2, x + 1/2 between, 1 above 1/2 (SecureML, section IV): of [...] shares.
+  """Returns 0 below -1/2, x + 1/2 between, 1 above 1/2 (SecureML, section IV), for [...] shares.
 
   It is relu(x + 1/2) - relu(x - 1/2), both in one comparison, where neither sum leaves the
   signed words: |x| < 2^(63-f) - 1/2. UserError: f = 0, which has no 1/2.
@@ -185,7 +185,7 @@ def argmax(party: Party, x: Shares) -> Shares:
 
 
 def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
-  """1 / x by Newton's steps y (2 - x y) from y = 1 / high.
+  """Returns 1 / x by Newton's steps y (2 - x y) from y = 1 / high.
 
   Args:
     x: [...] shares of numbers in [low, high]; outside, the result means nothing.
@@ -213,7 +213,7 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
 
 
 def normalized_relu(party: Party, x: Shares) -> Shares:
-  """elu(x_i) / (sum_j relu(x_j) + 2^-6), SecureML's replacement of a softmax (section IV).
+  """Returns relu(x_i) / (sum_j relu(x_j) + 2^-6), SecureML's softmax replacement (section IV).
   The 2^-6 is added here: if no score is positive, all results are 0.
 
   Args:

@@ -3,8 +3,8 @@
 A correlation has free parts, uniform in both parties, and bound parts, which follow from the
 sums of the free ones (a product, for a Beaver triple). Party 0 expands all of its parts from a
 key that it shares with the dealer, party 1 its free ones; the dealer, who knows both keys, sends
-party 1 what its bound parts must be. So the dealer sends a third of what it deals, and hears
-nothing but names and shapes.
+party 1 what its bound parts must be. For a triple that is a third of party 1's parts. The dealer
+hears nothing but names, shapes and public numbers.
 
 `CORRELATIONS` is the table by name: a protocol of another file adds a row.
 """
@@ -55,12 +55,12 @@ def elementwise(shape: Sequence[int]) -> Correlated:
 
 
 def matrices(x: Sequence[int], y: Sequence[int]) -> Correlated:
-  """a [m, k], b [k, n], c = a b."""
+  """Beaver's triple of matrices a [m, k], b [k, n], c = a b."""
   return _triple(x, y, (x[0], y[1]), ring64.matmul)
 
 
 def truncation(shape: Sequence[int], bits: int) -> Correlated:
-  """r, its bits below the highest without the lowest `bits`, and its highest bit."""
+  """Correlation of a truncation: r, (r mod 2^63) >> `bits`, and the highest bit of r."""
   part = Part(tuple(shape))
   low = np.uint64((1 << 63) - 1)
 
@@ -88,7 +88,7 @@ CORRELATIONS: dict[str, Callable[..., Correlated]] = {
 
 
 def correlated(name: str, arguments: Sequence[Any]) -> Correlated:
-  """Returns the row of a name; arguments are integers and lists of integers."""
+  """Returns the correlation of a name; arguments are integers and lists of integers."""
   if name not in CORRELATIONS:
     raise UserError(
       f"must be one of {', '.join(CORRELATIONS)}", field="correlation", value=name
@@ -139,7 +139,7 @@ def total(part: Part, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def bind(dealt: Correlated, keys: Sequence[bytes], index: int) -> list[np.ndarray]:
-  """The dealer's work: computes the dependent parts of party 1."""
+  """Computes the bound parts of party 1, as the dealer does from both keys."""
   first = expand(keys[0], index, (*dealt.free, *dealt.bound))
   second = expand(keys[1], index, dealt.free)
   values = [total(part, *pair) for part, *pair in zip(dealt.free, first, second)]

@@ -54,7 +54,7 @@ class Dealer(Unique):
     self._next = 0
 
   def bound(self, number: int, name: str, arguments: list) -> list[np.ndarray]:
-    """Returns the dependent parts of a correlation, which party 1 cannot expand by itself.
+    """Returns the bound parts of a correlation, which party 1 cannot expand by itself.
 
     Raises UserError for a number that was dealt already.
     """

@@ -15,9 +15,9 @@ goes through the circuit, seeing one label of each wire and never what it stands
 | evaluator | whether x < y                                |
 
 For parties that follow the protocol, exact for every x and y: a garbler that garbles another
-circuit is not caught. A table or a label that was changed on the way gives no wrong answer
-but an error. XOR is free and NOT swaps labels; an AND is two ciphertexts of 16 bytes, and a
-comparison one AND for each bit. Labels are of the operating system's entropy.
+circuit is not caught. A table or a label that was changed on the way gives an error. XOR is free
+and NOT swaps labels; an AND is two ciphertexts of 16 bytes, and a comparison one AND for each
+bit. Labels come from the operating system's entropy.
 Source: Yao 1986; point-and-permute, Beaver et al. 1990; free XOR, Kolesnikov and Schneider
 2008; the circuit, Kolesnikov et al. 2009, figure 6; half gates, Zahur et al. 2015, figure 2.
 """
@@ -193,7 +193,7 @@ class Garbler(Unique):
     self.offer = Offer(garbled, labels, self._sender.point)  # message 1
 
   def answer(self, points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """Returns message 3: the evaluator's labels, for each bit the one that it chose.
+    """Returns message 3: both labels of each bit, encrypted so that one can be opened.
 
     Raises UserError for a second call: with labels of two inputs, a garbled circuit hides nothing.
     """
@@ -251,7 +251,7 @@ def _bytes(label: int) -> bytes:
 
 
 def _hash(label: int, index: int) -> int:
-  """128 bits of SHA-256 as a random oracle, a separate one for each half gate."""
+  """Returns 128 bits of SHA-256 as a random oracle, a separate one for each half gate."""
   hashed = oblivious_transfer.digest(b"gate", _bytes(label), index.to_bytes(4, "big"))
   return int.from_bytes(hashed[:16], "big")
 

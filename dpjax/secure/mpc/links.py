@@ -33,7 +33,7 @@ TOKEN_BYTES = 16
 
 
 class PeerFailed(UserError):
-  """Raised when the peer is gone, silent or violates the protocol; nothing was revealed."""
+  """Raised when the peer is gone, silent or violates the protocol."""
 
 
 class Link(Protocol):
@@ -131,7 +131,7 @@ class SocketLink:
     token: >= 16 bytes that both were given over another way; who lacks it cannot take part.
     topic: what both are about to do; a peer with another topic is refused.
     timeout: the most seconds that the peer may be silent, computing included.
-    patience: seconds instead, for its greeting alone; None: `timeout`.
+    patience: most seconds for the peer's whole greeting, if fewer than `timeout`; None: `timeout`.
 
   Raises:
     PeerFailed: the peer is not who it should be, or not there.

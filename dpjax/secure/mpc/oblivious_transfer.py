@@ -12,8 +12,8 @@ The sender does not learn the choice, the receiver not the other text. Chou and 
 
 The receiver's key is that of bA, which is aB or a(B - A). For parties that follow the
 protocol, under the computational Diffie-Hellman assumption with SHA-256 as a random oracle.
-Secrets are of the operating system. A point off the curve is refused; the group is of prime
-order, so there are no others.
+Secrets come from the operating system's entropy. A point off the curve is refused. The group
+has prime order, so every other point is valid.
 Source: Chou and Orlandi 2015, The Simplest Protocol for Oblivious Transfer, section 3.
 """
 
@@ -113,7 +113,7 @@ def library() -> Any:
 
 
 def digest(*parts: bytes) -> bytes:
-  """[32] SHA-256 of parts, each with its length, so that different lists never agree."""
+  """Returns [32] SHA-256 of parts, each with its length, so that different lists never agree."""
   try:
     from cryptography.hazmat.primitives import hashes
   except ImportError as error:

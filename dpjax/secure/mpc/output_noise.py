@@ -102,7 +102,7 @@ class OutputNoise:
   `event()`-private under replace_one, for one row of whichever owner, or for the part of a row
   that another party holds where columns are split. The proof is the module's. Parties and dealer
   follow the protocol (honest but curious), nobody tells another its share or its noise, owners
-  clip by `rows` or `bounded_rows`. One release; a second one is accounted again.
+  clip by `rows` or `bounded_rows`, ChaCha20 masks count as uniform. A second release costs again.
 
   Raises:
     UserError: no penalty, a rate that is too large or no power of two over n, sums or noise that
@@ -148,7 +148,7 @@ class OutputNoise:
           field=field,
           value=getattr(self, field),
         )
-    # Integers of NumPy wrap around: 255 features and a bias would be none, and the bound too small.
+    # NumPy integers wrap around: 255 features (uint8) and a bias would be 0, the bound too small.
     for field in ("num_rows", "num_features", "num_steps", "num_outputs", "frac_bits"):
       object.__setattr__(self, field, int(getattr(self, field)))
     # Called for its checks alone.
@@ -243,7 +243,7 @@ class OutputNoise:
     """Returns the same training with the least noise that is (epsilon, delta)-private."""
 
     def event_of(noise_multiplier: float) -> accounting.DpEvent:
-      # Twice, for the accountant takes it relative to half of the distance.
+      # Twice, because the accountant takes noise relative to half of the distance.
       return DiscreteGaussianDpEvent(2 * noise_multiplier)
 
     needed = accounting.calibrate_noise_multiplier(
@@ -307,7 +307,7 @@ class OutputNoise:
       x: [n, d + 1] shares of `rows`, of all owners.
       y: [n, k] shares of `labels`.
       weights: shares after `first` steps, to go on from; None: from the start.
-      first, last: which steps; None: all.
+      first, last: runs the steps first, ..., last - 1; last None: to the end.
 
     Raises:
       UserError: other shapes, another fixed point, or local truncation, which fails with a
@@ -345,7 +345,7 @@ class OutputNoise:
 
     Args:
       weights: shares of `train`.
-      rng: secret of this party; None: of the operating system's entropy.
+      rng: secret of this party; None: one from the operating system's entropy.
     """
     self._check_party(party)
     if weights.shape != self._shape:
@@ -474,8 +474,8 @@ def bounded_rows(
 ) -> np.ndarray:
   """Clips each row of x [m, d] to an l2 norm, rounded toward zero to the grid: [m, d] float64.
 
-  Of split columns each party clips its part; the squares of their norms add up. A row with NaN or
-  infinity becomes zeros. A function of each row alone.
+  If columns are split, each party clips its part, and the squares of the norms add up. A row with
+  NaN or infinity becomes zeros. Each result depends on its own row alone.
 
   >>> bounded_rows(np.array([[3.0, 4.0], [0.25, np.nan]]), 2.5, frac_bits=1).tolist()
   [[1.0, 1.5], [0.0, 0.0]]
@@ -488,8 +488,8 @@ def bounded_rows(
   # Divided by the largest entry first: the square of 1e200 is infinite.
   largest = np.abs(rows).max(axis=1, keepdims=True, initial=1e-300)
   shape = rows / largest
-  # Infinity is meant in both places: a row whose norm overflows becomes zero, and a row of zeros
-  # is not scaled.
+  # Overflow is harmless in both lines: a row whose norm is infinite becomes zero, and a row of
+  # zeros is not scaled.
   with np.errstate(over="ignore"):
     norms = largest * np.linalg.norm(shape, axis=1, keepdims=True)
     scale = np.minimum(1.0, _INSIDE * float(norm) / np.maximum(norms, 1e-300))

@@ -1,7 +1,7 @@
 """A party of a two-party computation: its shares, its randomness, and its link.
 
-A PROGRAM is a function `program(party, ...)` that each party runs on its own shares; nothing
-of the other's is in reach. Shares are pytrees of uint64 arrays (`ring64`). Every protocol of
+A PROGRAM is a function `program(party, ...)` that each party runs on its own shares, without
+access to the other party's. Shares are pytrees of uint64 arrays (`ring64`). Every protocol of
 this package is such a program, and so is whatever is composed of them.
 """
 
@@ -74,23 +74,23 @@ class Party(Unique):
     return Spent(*counts, dict(supply.dealt))
 
   def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns [...] uniform words that only this party knows."""
+    """Returns [...] words of a keystream (ChaCha20) that only this party knows."""
     return expand(self._key, next(self._masks), [Part(shape)])[0]
 
   def open(self, *shares: np.ndarray) -> list[np.ndarray]:
     """Reveals the sums of shares to both parties, in one message each way.
 
-    What is opened is revealed: only for what a mask hides.
+    What is opened is revealed, so open only what a mask hides.
 
     Raises:
-      UserError: something that is no share: values, or words that JAX has cut to 32 bits.
+      UserError: an argument is no share: values, or words that JAX has cut to 32 bits.
     """
     words(shares)
     theirs = self._swap(shares)
     return [np.add(mine, other) for mine, other in zip(shares, theirs)]
 
   def open_bits(self, *shares: np.ndarray) -> list[np.ndarray]:
-    """`open` for shares that add up by exclusive or, of any unsigned type."""
+    """Opens shares that add up by exclusive or, of any unsigned type."""
     theirs = self._swap(shares)
     return [mine ^ other for mine, other in zip(shares, theirs)]
 

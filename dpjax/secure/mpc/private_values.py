@@ -31,8 +31,8 @@ Tree = Any  # a pytree of arrays
 def share(party: Party, tree: Tree, *, owner: int) -> Tree:
   """Returns this party's shares of values that one of the two holds.
 
-  Hides the values from the other party completely: what it receives is uniform. Their shapes
-  are told.
+  Hides the values from the other party, which receives them under a ChaCha20 keystream. Shapes
+  are public.
 
   Args:
     tree: tree of real numbers in the owner, |x| < `ring64.largest(frac_bits)`; in the other party
@@ -46,7 +46,7 @@ def share(party: Party, tree: Tree, *, owner: int) -> Tree:
   leaves, structure = jax.tree.flatten(tree)
   if party.number == owner:
     encoded = [ring64.encode(leaf, party.frac_bits) for leaf in leaves]
-    # The mask is this party's share, and the difference the other's. Each alone is uniform.
+    # The mask is this party's share, and the difference the other's. Each alone looks uniform.
     mine = [party.mask(word.shape) for word in encoded]
     party.link.send(b"".join((word - mask).tobytes() for word, mask in zip(encoded, mine)))
   else:

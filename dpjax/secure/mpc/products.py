@@ -1,7 +1,7 @@
 """Products on shares, one Beaver triple each, and truncation of their surplus bits.
 
-All against one honest-but-curious party, without a bound on its time: what is opened is the
-operands under masks that are uniform and used once. Shapes are public.
+All hold against one honest-but-curious party: only operands under masks are opened. Each mask is
+used once, and is as good as uniform if ChaCha20, which expands it, is. Shapes are public.
 
 | function          | rounds | opened, words per party           |
 | ----------------- | ------ | --------------------------------- |
@@ -9,7 +9,7 @@ operands under masks that are uniform and used once. Shapes are public.
 | `matmul`          | 1      | m k + k n                         |
 | `truncate` masked | 1      | 1 per element                     |
 | `truncate` local  | 0      | none                              |
-| `add`, `scale`    | 0      | none (and a truncation)           |
+| `add`; `scale`    | 0      | none; `scale` also truncates      |
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Shares = np.ndarray  # [...] uint64, of one party
 
 
 def beaver(party: Party, x: Shares, y: Shares, triple: Dealt, product: Callable) -> Shares:
-  """Shares of product(x, y), which is bilinear, at the scale of both factors.
+  """Returns shares of product(x, y), for a bilinear `product`, at the scale of both factors.
 
   x y = (x - a)(y - b) + a (y - b) + (x - a) b + c for c = a b: both differences are opened
   (Beaver 1991; SecureML, section IV).
@@ -48,10 +48,10 @@ def beaver(party: Party, x: Shares, y: Shares, triple: Dealt, product: Callable)
 
 
 def multiply(party: Party, x: Shares, y: Shares, *, truncated: bool = True) -> Shares:
-  """x y, element by element, of [...] shares of one shape.
+  """Returns x y, element by element, of [...] shares of one shape.
 
   Args:
-    truncated: False for factors of which at least one is a whole number, as a bit.
+    truncated: False if one factor is a whole number, such as a bit.
 
   The error is below 2^-f (masked) or 2^(1-f) (local) beside that of the operands, while
   |x y| < 2^(62-2f).
@@ -94,13 +94,13 @@ def matmul(
 
 
 def constant(party: Party, public: ArrayLike) -> Shares:
-  """Shares of public numbers, at no cost: party 0 holds them, party 1 zeros."""
+  """Returns shares of public numbers, at no cost: party 0 holds them, party 1 zeros."""
   words = ring64.encode(public, party.frac_bits)
   return words if party.number == 0 else np.zeros_like(words)
 
 
 def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
-  """x + a public number or [...] array; 0 rounds."""
+  """Returns x + a public number or [...] array; 0 rounds."""
   words = constant(party, public)
   if np.broadcast_shapes(words.shape, x.shape) != x.shape:
     raise UserError(f"of shape {words.shape}; must fit into {x.shape}", field="public")
@@ -108,27 +108,26 @@ def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
 
 
 def scale(party: Party, x: Shares, public: ArrayLike) -> Shares:
-  """x times a public number or [...] array, rounded to multiples of 2^-f."""
+  """Returns x times a public number or [...] array, rounded to multiples of 2^-f."""
   return truncate(party, x * ring64.encode(public, party.frac_bits))
 
 
 def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
-  """x / 2^bits, for -2^62 <= x < 2^62 as a signed word.
+  """Returns x / 2^bits, for -2^62 <= x < 2^62 as a signed word.
 
-  `masked` (the default of `Party`): x + 2^62 + r is opened for a dealt r, which is uniform;
-  the wrap is undone with the dealt highest bit of r. The result is one of the two words beside
-  x / 2^bits, the upper one with the probability of the remainder (it is unbiased), and it never
-  fails: u = x + 2^62 < 2^63 is c - r modulo 2^63 but for 2^63 [it wrapped], and it wrapped
-  where the highest bits of c = u + r and of r differ. (As Escudero et al. 2020, "Improved
-  primitives for MPC over mixed arithmetic-binary circuits", truncate, for another adversary.)
+  `masked` (the default of `Party`): c = u + r is opened, with u = x + 2^62 and a dealt mask r.
+  The result is one of the two words beside x / 2^bits, the upper one with the probability of the
+  remainder (it is unbiased). It never fails: u < 2^63 is (c mod 2^63) - (r mod 2^63), plus 2^63
+  where the highest bits of c and r differ; that of r is dealt as well. (As Escudero et al. 2020,
+  "Improved primitives for MPC over mixed arithmetic-binary circuits", for another adversary.)
 
   `local` (SecureML, section IV, theorem 1): each party shifts its own share. It is off by at
   most one unit, but with probability |x| / 2^64 (theorem: at most 2^(l + 1 - 64) for
-  |x| < 2^l) it fails, by a number of 2^(64 - bits). At f = 18 and products below 8 that is 1
+  |x| < 2^l) it fails, by about 2^(64 - bits). At f = 18 and products below 8 that is 1
   in 2^25; over millions of elements it happens.
 
   Args:
-    bits: None: f.
+    bits: bits to remove; None: f.
   """
   bits = party.frac_bits if bits is None else bits
   validate.integer_in(0, 62, bits=bits)

@@ -1,6 +1,6 @@
 """Real numbers as fixed point in the ring Z_2^64, and exact products in the ring.
 
-A word is an unsigned 64-bit integer; x stands there as round(x 2^f), negatives in two's
+A word is an unsigned 64-bit integer; it holds x as round(x 2^f), negatives in two's
 complement. Words are NumPy arrays, which wrap around without a flag, so that nobody's
 `jax_enable_x64` has to be set. Products of matrices of any size are one XLA program.
 """
@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 FRAC_BITS = 18
 MOST_FRAC_BITS = 24
-# Bits reserved for sums between two truncations.
+# Bits reserved for sums between two truncations, and one for the bound of a truncation.
 _HEADROOM = 10
 # For fewer multiplications a compiled program is not worthwhile.
 _SMALL = 1 << 17
@@ -26,11 +26,11 @@ _DEPTH = 1 << 11
 
 
 def largest(frac_bits: int = FRAC_BITS) -> float:
-  """Bound on |x|: x times a number of at most 1, and 2^10 such products added, still fit.
+  """Returns the bound on |x|: 2^9 products of x and a number of at most 1 can be added.
 
-  Of two shared numbers nobody can look at the product: it, and what is added up before the
-  truncation, must stay below 2^(62-2f), 2^26 at f = 18, or it wraps around without a word. Scale
-  columns beforehand: products of numbers below 2^(26-5) = 2^8 each leave the same 2^10.
+  Nobody can check a product of two shared numbers. It, and a sum of products before the
+  truncation, must stay below 2^(62-2f), 2^26 at f = 18, or the result is wrong without a word.
+  Scale columns beforehand: of numbers below 2^8 each, 2^10 products can be added.
 
   >>> largest(18)
   131072.0
@@ -39,7 +39,7 @@ def largest(frac_bits: int = FRAC_BITS) -> float:
 
 
 def encode(x: ArrayLike, frac_bits: int = FRAC_BITS) -> np.ndarray:
-  """round(x 2^f) modulo 2^64.
+  """Returns round(x 2^f) modulo 2^64.
 
   Args:
     x: [...] real numbers, |x| < `largest(frac_bits)`.
@@ -81,7 +81,7 @@ def decode(words: np.ndarray, frac_bits: int = FRAC_BITS) -> np.ndarray:
 
 
 def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-  """x @ y modulo 2^64, exactly.
+  """Returns x @ y modulo 2^64, exactly.
 
   Large products are six float64 products of balanced 22-bit digits: no processor multiplies
   64-bit integers as fast, and accelerators have no such product at all.

@@ -165,7 +165,7 @@ def train(
 ) -> tuple[Dense, ...]:
   """Trains by gradient descent on shares; one step per row of `batches`.
 
-  Reveals nothing to either party (honest but curious, apart from the dealer).
+  Reveals nothing to either party (honest but curious, not colluding with the dealer).
 
   Args:
     network: shares of the network to start from.

@@ -1,7 +1,7 @@
 """Both parties and the dealer in one process: each party in a thread, with a queue between.
 
 The programs are those that run in processes of their own (`three_programs`), with the same
-messages. In one process, of course, somebody holds everything.
+messages. Whoever runs this one process holds everything.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def run(
 
   Args:
     program: see `party`.
-    inputs0, inputs1: what each party gives it; nothing of it reaches the other party except by
-      the program's messages.
+    inputs0, inputs1: arguments of party 0 and of party 1. They reach the other party only by the
+      program's messages.
     seed: None: all randomness from the operating system. A number makes a SIMULATION that
       repeats bit for bit, and hides nothing from who knows the number.
     frac_bits: f of the fixed point.
     truncation: "masked" or "local", see `products.truncate`.
-    links: between the parties; None: a queue.
+    links: the ends of party 0 and of party 1; None: queues.
     timeout: the most seconds that a party may be silent.
 
   Raises:
@@ -124,7 +124,7 @@ def setting_of(seed: int | None, where: str) -> str:
 def play(program: Callable[..., Any], party: Party, inputs: Sequence[Any]) -> Any:
   """Runs a program for one party.
 
-  NumPy warns of words that wrap around where an array is a scalar: here they are meant to.
+  NumPy warns where scalar words wrap around, which is intended here.
   """
   with np.errstate(over="ignore"):
     return program(party, *inputs)

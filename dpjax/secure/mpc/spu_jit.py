@@ -14,9 +14,9 @@ together: the protocol's messages, sizes and rounding are real, the secrecy is a
 | `ABY3`    | 3       | each party alone; two of them together can open everything         |
 | `CHEETAH` | 2       | each of the two; no dealer, oblivious transfer and encryption      |
 
-All for parties that follow the protocol. What they learn: the program (with every number in
-it), the shapes, and what is revealed. That an output is revealed is the caller's decision:
-it may tell its inputs, and nothing here is differentially private.
+All for parties that follow the protocol. They learn the program (with every number in it), the
+shapes, and what is revealed. The caller decides whether an output is revealed. It may tell about
+the inputs, and nothing here is differentially private.
 Source: Ma et al. 2023, SecretFlow-SPU, USENIX ATC; Mohassel and Rindal 2018 (ABY3);
 Huang et al. 2022 (Cheetah).
 """
@@ -98,7 +98,7 @@ class SecureFunction:
     return self._run(args, profile=False)[0]
 
   def measured(self, *args: Any) -> Measured:
-    """Returns the same, with bytes and time."""
+    """Returns the outputs of `fn` as a call does, with bytes and seconds."""
     with _counted(self.parties) as count:
       outputs, sent, seconds = self._run(args, profile=True)
     return Measured(outputs, sent, count[0], seconds)
@@ -189,7 +189,7 @@ def secure_jit(
   and division are within 2e-4, its tanh within 5e-3. A training step's is 1e-4. Numbers
   beyond 2^(63 - 36) inside the program wrap around, and SPU does not tell.
 
-  Raises UserError for an unknown protocol, a number of parties that it does not have.
+  Raises UserError for an unknown protocol, or a number of parties that it does not allow.
 
   >>> secure_jit(lambda x: x + 1, protocol="ABY3", parties=2)
   Traceback (most recent call last):
@@ -299,7 +299,7 @@ def public_leaves(args: tuple, argnums: Sequence[int]) -> tuple[bool, ...]:
 
 
 def num_bytes(share: Any) -> int:
-  """Size in bytes of one party's share of one array, as sent."""
+  """Returns the bytes of one party's share of one array, as sent."""
   return len(share.meta) + sum(map(len, share.share_chunks))
 
 

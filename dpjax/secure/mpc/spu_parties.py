@@ -8,11 +8,11 @@ the others hold:
       shape = jax.ShapeDtypeStruct
       w = us.run(step, shape((30,), "float32"), x, y, owners=(0, 1, 1), reveal_to=(1,))
 
-A party splits its arrays into shares and sends each of the others one; plain data never
-leave it. It learns the others' shapes, the program, and what is revealed to it, as long as
-not more parties collude than the protocol bears (table of `spu_jit`), and all follow it.
-Seeds and shares cross the wires, so beyond one machine they must be encrypted: every party
-has a certificate, and takes part with those alone whose certificates one authority signed.
+A party splits its arrays into shares and sends each of the others one; plain data never leave
+it. It learns the others' shapes, the program, and what is revealed to it. This holds if all
+parties follow the protocol and no more collude than it allows (table of `spu_jit`). Seeds and
+shares cross the wires, so beyond one machine they must be encrypted: every party has a
+certificate, and accepts only those that the common authority signed.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class SpuParty(NamedTuple):
 
     Args:
       fn: as for `spu_jit.secure_jit`; the same at all parties, which is compared.
-      *args: trees; of an argument of its own a party gives arrays, of another's anything
-        with shapes and types, such as `jax.ShapeDtypeStruct`.
+      *args: trees: arrays for this party's own arguments, `jax.ShapeDtypeStruct` for those of
+        others.
       owners: for each argument, the party that has it.
       reveal_to: the parties that learn the outputs.
 
@@ -186,9 +186,9 @@ def connect(
     addresses: "host:port" of every party, its own included, the same list at all of them.
     protocol: ABY3 (three parties) or CHEETAH (two). SEMI2K only with `trusted_dealer`.
     certificates: certificates of this party; None only where all addresses are of this machine.
-    trusted_dealer: party 0 may see everything, which it could under SEMI2K, whose triples
-      it deals.
-    timeout_seconds: that another party may be missing, or silent, computing included.
+    trusted_dealer: True allows SEMI2K, where party 0 deals the triples and could open
+      everything.
+    timeout_seconds: most seconds that another party may be missing or silent, even to compute.
 
   Raises UserError for arguments that do not fit, or a party that does not connect.
 

@@ -4,9 +4,9 @@ SPU (SecretFlow, extra `mpc-spu`) is a virtual machine of secure multi-party com
 takes StableHLO text, which `jax.jit(fn).lower()` writes, and runs it on shares. Its own JAX
 front end is not used: it relies on private names of an older JAX.
 
-What SPU cannot do is refused here, before anything is shared. Fixed point is one thing that
-it does not say: numbers are multiples of 2^-18 in a ring of 2^64, where what overflows wraps
-around without a word.
+What SPU cannot do is refused here, before anything is shared. Overflow is the exception: numbers
+are multiples of 2^-18 in a ring of 2^64, and neither SPU nor this file notices when a result
+wraps around.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def library() -> Any:
 
 
 def missing() -> bool:
-  """Whether `spu` is not installed."""
+  """Returns whether `spu` is not installed."""
   return importlib.util.find_spec("spu") is None
 
 

@@ -1,8 +1,8 @@
 """Two parties and the dealer as separate programs, connected by sockets.
 
-Party 0 and the dealer listen, the others come: party 0 to the dealer, party 1 to both.
-What goes over a socket is sealed (`links`): between the parties shares and masked values, from
-the dealer to party 0 a key, to party 1 a key and its bound parts; to the dealer names and shapes.
+Party 0 and the dealer listen. Party 0 connects to the dealer, party 1 to both. All sockets are
+sealed (`links`). The parties exchange shares and masked values. The dealer sends party 0 a key,
+party 1 a key and its bound parts, and receives names and shapes.
 
 On three machines, each its own call:
 
@@ -11,9 +11,9 @@ On three machines, each its own call:
     with connect(0, agreed, listen="0.0.0.0:9000", dealer="dealer:9001") as party: ...
     with connect(1, agreed, peer="first:9000", dealer="dealer:9001") as party: ...
 
-Anyone who connects is greeted at once and beside all others, has `_PATIENCE` seconds, and is let
-go unless it proves to know the token; of a crowd of more than `_CROWD` the oldest go first. So
-silent strangers do not keep the three apart.
+Each new connection is greeted at once, in a thread. It is closed unless it proves to know the
+token within `_PATIENCE` seconds. At `_CROWD` open greetings, the oldest one of the address with
+the most is closed. So silent strangers do not keep the three apart.
 
 `run_processes` starts all three on this machine.
 """
@@ -103,9 +103,9 @@ class _Greetings:
   """Greets all new connections at once, each in its own thread, until it is closed.
 
   Args:
-    server: listens.
-    greet: makes something of a connection, or closes it and raises PeerFailed: a stranger.
-    until: the time at which `next` gives up.
+    server: a listening socket.
+    greet: returns a result for a connection, or raises PeerFailed for a stranger.
+    until: value of `time.monotonic` at which `next` gives up.
   """
 
   def __init__(
@@ -127,7 +127,7 @@ class _Greetings:
 
     Raises:
       PeerFailed: nobody came in time; `who` was waited for.
-      UserError: what else `greet` raised.
+      Exception: any other error of `greet`.
     """
     while True:
       while not self._done.empty():
@@ -176,7 +176,7 @@ class _Greetings:
       connection.close()
       greeted = error
     self._done.put((connection, greeted))
-    # It was closed meanwhile, and nobody listens.
+    # The pair of sockets may be closed by now, and then nobody waits.
     with contextlib.suppress(OSError):
       self._ring.send(b"!")
 
@@ -329,13 +329,13 @@ def _meet(
   peer: socket.socket | tuple[str, int],
   record: Record | None,
 ) -> Party:
-  """`peer`: the address where party 0 already listens, or where party 1 finds it."""
+  """Connects a party; `peer` is party 0's listening socket, or, for party 1, its address."""
   until = time.monotonic() + agreed.timeout
   me = f"party {number}"
   other = f"party {1 - number}"
   common = {"me": me, "token": agreed.token, "timeout": agreed.timeout}
   to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
-  # By this number the dealer knows whose shares to send.
+  # By this number the dealer knows whose key to send.
   to_dealer.sendall(str(number).encode())
   supply = _supply(number, SocketLink(to_dealer, peer="dealer", **common))
 
@@ -446,7 +446,7 @@ def _heard(pipe: Connection, timeout: float | None = None) -> Any:
 def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
   """Returns the outputs of both parties.
 
-  Where both failed, the fault is raised that is not of losing the other.
+  If both failed, raises the fault that is not merely a lost peer.
   """
   outcomes = {}
   faults = []

@@ -52,7 +52,7 @@ def by_name(name: str, **settings: Any) -> SumProtocol:
   """Returns the protocol of that name.
 
   Args:
-    settings: as its class takes them: `bits`, `min_survivors`, `largest` and its own.
+    settings: arguments of its class: `bits`, `min_survivors`, `largest` and its own.
 
   >>> by_name("secagg", bits=64, min_survivors=3).bits
   64

@@ -10,10 +10,10 @@ Both are information-theoretic: no assumption but the randomness (here the opera
 system's) and private channels between the parties, which are not part of this file. All
 parties are honest-but-curious: one that adds something else changes the sum unseen.
 
-Among clients the traffic is n (n - 1) vectors, and when one falls silent after it has shared,
-what it holds is missing from every sum: the sum is refused. SecAgg exists because of both.
-With servers each client sends k vectors and may go, but two parties must be trusted not to
-meet; Prio and SecureML build on that.
+Among clients the traffic is n (n - 1) vectors. If a client falls silent after sharing, the shares
+that it holds are missing and the sum is refused. SecAgg avoids both. With servers, each client
+sends k vectors and may leave, but at least one server must not collude with the others; Prio and
+SecureML build on that.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class CommitteeTerms:
   """The public terms of one sum, which all parties know in advance.
 
   Args:
-    session: 16 bytes that no other sum has, by which messages of another one are known.
+    session: 16 bytes that no other sum has, so that messages of another sum are refused.
     clients: ids, ascending.
     num_members, colluding, packed: see `Committee`.
     min_survivors: fewest vectors in a sum.
@@ -270,7 +270,7 @@ class CommitteeTerms:
 
 
 def record_bytes(terms: CommitteeTerms, kind: str) -> int:
-  """Returns the bytes of a record of each kind of message."""
+  """Returns the bytes of one record in a message of this kind."""
   return {
     "keys": KEY_BYTES,
     "roster": KEY_BYTES,
@@ -575,7 +575,7 @@ def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]
   server, rosters = close(server)
   for who in there.named:
     num_bytes[who] += len(rosters[who])
-  # Who drops out before upload has still received the keys, and sends nothing.
+  # A client that drops out before upload has received the keys, and sends nothing.
   for who in there.uploading:
     message = shares_for(
       terms, who, rosters[who], read(who).astype(terms.dtype, copy=False)

@@ -2,7 +2,7 @@
 
 | class     | adds                | error            | library                       |
 | --------- | ------------------- | ---------------- | ----------------------------- |
-| `BfvSum`  | integers mod 2^bits | none: the default| TenSEAL (SEAL), extra `he`    |
+| `BfvSum`  | integers mod 2^bits | none             | TenSEAL (SEAL), extra `he`    |
 | `CkksSum` | float64             | below 1e-7       | the same                      |
 
 Who sees what, all being honest-but-curious and with 128-bit security (RLWE at SEAL's

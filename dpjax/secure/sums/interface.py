@@ -30,7 +30,7 @@ class Drops(NamedTuple):
 
 
 class Summed(NamedTuple):
-  """Total, survivors and cost: all that the server knows after one sum."""
+  """Total, survivors and cost of one sum."""
 
   total: np.ndarray  # [d] uint32 or uint64: sum of the survivors' vectors modulo 2^bits
   survivors: tuple[int, ...]  # whose vectors are in the total, ascending
@@ -41,8 +41,7 @@ NO_DROPS = Drops()
 
 
 class SumProtocol(Protocol):
-  """A protocol that adds the vectors of named clients, so that the server learns only the
-  sum."""
+  """A protocol that adds the vectors of named clients. Each class says what it hides."""
 
   @property
   def name(self) -> str: ...

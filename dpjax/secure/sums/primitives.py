@@ -2,7 +2,7 @@
 
 X25519 for agreement, HKDF-SHA256 for keys, ChaCha20 as the generator of masks, ChaCha20-
 Poly1305 for what passes through the server, Shamir's shares over GF(2^128), Ed25519 for
-signatures. Nothing here is an algorithm of our own, and no other file names these libraries.
+signatures. Nothing here is an algorithm of our own. Other files of `sums` import neither library.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class SecAgg(SumSettings):
 
   Args:
     signed: keys and survivors are signed and compared (figure 4, underlined parts), against
-      a server that lies, in league with fewer than 2t - n clients. Asks for t > 2n / 3.
+      a server that lies, in league with fewer than 2t - n clients. `sum` requires t > 2n / 3.
 
   Raises:
     UserError: as `SumSettings`.
@@ -106,7 +106,7 @@ class SecAggPlus(SumSettings):
     dropout: largest fraction that falls silent.
 
   Raises:
-    UserError: as `SumSettings`, or fractions that are none.
+    UserError: as `SumSettings`, or fractions outside [0, 1).
   """
 
   corrupt: float = 0.1

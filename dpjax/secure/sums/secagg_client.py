@@ -10,9 +10,9 @@
 |              | with a directory it signs this list instead ...                             |
 | `signatures` | ... and reveals when t clients have signed the same                         |
 
-It answers each kind of message once. A message that is wrong in any way it does not answer:
-the error tells why, and the state stays where it was. So it reveals one kind of share for
-each client, whatever is asked.
+It answers each kind of message once. It does not answer a message that is wrong in any way: the
+error tells why, and the state is unchanged. So it reveals only one kind of share for each
+client, whatever is asked.
 
 y_i = x_i + PRG(b_i) + sum over neighbours j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)
 
@@ -65,7 +65,7 @@ class Member(NamedTuple):
 
 
 def record_bytes(terms: Terms, kind: str) -> int:
-  """Returns the bytes of a record of each kind of message."""
+  """Returns the bytes of one record in a message of this kind."""
   keys = KEY_BYTES + (SIGNATURE_BYTES if terms.directory else 0)
   return {
     "keys": keys,
@@ -290,8 +290,8 @@ def _settle(member: Member, message: Message) -> tuple[Member, bytes]:
     raise UserError(
       "must say of each client whose shares this one holds", field="survivors"
     )
-  # If it were listed as gone, its mask key would be revealed. Both of its secrets could
-  # then become known.
+  # If this client were listed as gone, its mask key would be revealed. Both of its secrets
+  # could then become known.
   if survivors[me] != ALIVE:
     raise UserError(f"client {me} is said to be gone, and is here", field="survivors")
   alive = sum(mark == ALIVE for mark in survivors.values())
@@ -321,7 +321,7 @@ def _confirm(member: Member, message: Message) -> tuple[Member, bytes]:
     if member.survivors.get(who) == ALIVE
     and primitives.signed_by(directory[who], bytes(signature), text)
   ]
-  # A second list cannot get as many signatures, unless a third of the clients lies.
+  # A second list cannot get as many signatures, unless more than a third of the clients lie.
   if len(signed) < max(terms.threshold, terms.min_survivors):
     raise UserError(
       f"{len(signed)} clients have signed this list of survivors; the threshold "

@@ -7,10 +7,10 @@ messages.
     ...                                      # keys, envelopes, masked, (agreed,) revealed
     unmasked = total(state)
 
-Masked vectors are added up as they come: memory does not grow with the number of clients.
-A message that is wrong in any way raises one line and leaves the state as it was. Anyone who
-sent it counts as silent. What the server learns beside the sum: who was there in which phase,
-and when their messages came.
+Masked vectors are added up as they come, so the state holds one vector, not one per client. A
+message that is wrong in any way raises one line and leaves the state unchanged. Its sender counts
+as silent. Beside the sum the server learns who was there in which phase, and when each message
+came.
 
 Source: Bonawitz et al. 2017, figure 4; Bell et al. 2020, algorithm 2.
 """
@@ -141,9 +141,9 @@ def _take_keys(state: Collected, message: messages.Message) -> Collected:
 
 
 def _check_keys(state: Collected, sender: int, record: bytes) -> None:
-  """Raises for keys that every client would refuse.
+  """Raises UserError for keys that every client would refuse.
 
-  One client's keys must not silence all the others.
+  Otherwise one client's keys would silence all the others.
   """
   fresh = (record[:32], record[32:64])
   known = {part for keys in state.keys.values() for part in (keys[:32], keys[32:64])}
@@ -198,7 +198,7 @@ def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
 
   Raises:
     UserError: fewer than min_survivors or threshold clients are left. Nothing was revealed,
-      unless it is the last phase, after which nothing is missing but the shares.
+      except in the last phase: the server then holds the shares of those who answered.
   """
   opening = {
     "keys": _open_sharing,
@@ -307,8 +307,8 @@ def total(state: Collected) -> Unmasked:
 def _rebuilt(state: Collected, whose: int) -> bytes:
   """Returns the rebuilt own seed of a survivor, or the mask seed of a client that is gone.
 
-  A wrong share is known by what it comes to; runs of threshold shares around the circle of
-  holders are tried, so that one wrong share among more than enough does no harm.
+  A rebuilt seed is compared with the client's commitment or public key. All runs of `threshold`
+  shares around the circle of holders are tried, so one wrong share among enough does no harm.
   """
   terms = state.terms
   keys = state.keys[whose]

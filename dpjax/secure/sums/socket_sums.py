@@ -1,7 +1,7 @@
 """SecAgg between processes: server and clients are separate programs.
 
 `serve` is the server, `take_part` a client: the same states and messages as in memory, over
-the sockets of `processes.lobby`. A client that is killed, leaves or hangs at any time is a
+the sockets of `parallel.lobby`. A client that is killed, leaves or hangs at any time is a
 drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
 for the messages of each phase, its own included: they are sent to all clients at once, while it
 listens. A client that takes none of its message for 5 seconds is left out. So a sum ends
@@ -11,10 +11,10 @@ but for envelopes that a client cannot open, which silence it (`secagg`). Client
 slowly that they keep others waiting are left out after a quarter of the phase; of long vectors
 (above 8 MiB) 32 such clients fill a phase.
 
-What is hidden is what `secagg` says. The network is no better than the server: connections
-are neither encrypted nor authenticated, which SecAgg does not need against who listens;
-against who changes messages or takes a client's place, terms with a directory are needed.
-The server sees when each message came.
+What is hidden is what `secagg` says. Connections are neither encrypted nor authenticated, so the
+network is trusted no more than the server. SecAgg needs neither against listeners. Against anyone
+who changes messages or takes a client's place, terms with a directory are needed. The server sees
+when each message came.
 
     organiser:  terms = Terms(secrets.token_bytes(16), clients, t, t, length); written(terms)
     server:     serve(terms, "0.0.0.0:9000")
@@ -297,9 +297,9 @@ def serve(
 
   Args:
     coordinator: "HOST:PORT" where it listens until the clients have come.
-    connect_timeout: seconds to wait for them; who comes later is a drop-out.
-    phase_timeout: seconds for the messages of a phase; who is later is one, too. It must be
-      enough for the slowest honest client's upload and what all compute.
+    connect_timeout: seconds to wait for the clients; one that comes later is a drop-out.
+    phase_timeout: seconds for the messages of a phase; a later client is a drop-out, too. It must
+      be enough for the slowest honest client's upload and what all compute.
     report: gets one line about anyone who is left out, and why.
 
   Returns:
@@ -307,7 +307,7 @@ def serve(
     (`simulated.predicted`), since clients do not tell; bytes are counted.
 
   Raises:
-    UserError: too few clients came, or are left; nothing was revealed.
+    UserError: too few clients came, or are left (`secagg_server.close`), or shares do not fit.
   """
   validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
   start = time.perf_counter()
@@ -384,13 +384,13 @@ def take_part(
   deleted at the end.
 
   Args:
-    vector: [d] unsigned integers of the terms' type; leaves this process masked alone.
+    vector: [d] unsigned integers of the terms' type; it leaves this process only masked.
     coordinator: "HOST:PORT" of the server.
-    phase_timeout: as the server's; a client waits for twice as long.
+    phase_timeout: as the server's; a client waits for 2 phase_timeout + connect_timeout seconds.
 
   Raises:
-    UserError: the server is not there, refuses this client, says something wrong or nothing,
-      or ends the sum before this client has said all.
+    UserError: the server is not there, refuses this client, sends something wrong or nothing,
+      or ends the sum before this client has sent its last message.
   """
   member, said = secagg_client.start(terms, me, signing_key=signing_key)
   mine = hello(terms, terms.clients.index(me) + 1)

@@ -1,7 +1,7 @@
 """Terms that all parties of a secure sum know in advance, and the graph of neighbours.
 
-SecAgg masks each vector against those of all other clients. SecAgg+ masks it against `degree`
-of them, in a random regular graph: clients stand on a ring in an order that nobody can choose
+SecAgg masks each vector pairwise with all other clients. SecAgg+ masks it with `degree` of
+them, in a random regular graph: clients stand on a ring in an order that nobody can choose
 (by a hash of session and id), and each is joined to the degree / 2 next ones on either side.
 
 `graph_parameters` finds degree and threshold such that, with `corrupt` of the clients in
@@ -38,7 +38,7 @@ class Terms:
   """The public terms of one sum.
 
   Args:
-    session: 16 bytes that no other sum has, by which messages of another one are known.
+    session: 16 bytes that no other sum has, so that messages of another sum are refused.
     clients: ids, ascending.
     threshold: t, shares that rebuild a secret.
     min_survivors: fewest vectors in a sum.
@@ -46,7 +46,7 @@ class Terms:
     bits: bits of the modulus.
     degree: neighbours of each client; None: all others (SecAgg).
     directory: Ed25519 public keys [32] in the order of `clients`, from somebody whom all
-      trust: the variant against a server that lies. Not with `degree`: proved for SecAgg.
+      trust: the variant against a server that lies. Only with degree None, where it is proved.
   """
 
   session: bytes
@@ -196,7 +196,7 @@ def _log2_choose(n: int, k: int) -> float:
 
 
 def _log2_cut(num_clients: int, degree: int, lost: int) -> float:
-  """Union bound over the pairs of gaps that cut the ring, each of degree / 2 lost clients."""
+  """Returns log2 of a union bound over pairs of gaps, degree / 2 lost each, that cut the ring."""
   if degree > lost:
     return -math.inf
   pairs = math.log2(num_clients) + math.log2(num_clients - degree - 1) - 1
@@ -205,7 +205,7 @@ def _log2_cut(num_clients: int, degree: int, lost: int) -> float:
 
 
 def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
-  """P[0], P[1], ... of the number of marked clients among those drawn without replacement
+  """Yields P[0], P[1], ... of the number of marked clients among those drawn without replacement
   (hypergeometric)."""
   # In logarithms, since these binomials leave the range of floats.
   whole = _log2_choose(num_clients, drawn)

@@ -42,12 +42,11 @@ class SumSettings:
   Args:
     bits: bits of the modulus, 32 or 64.
     min_survivors: fewest vectors in a sum; with fewer it is refused and nothing is revealed.
-    largest: if given, no entry is larger: a cohort whose sum could then wrap around is
-      refused beforehand, and so is a vector that breaks the guarantee. None: sums wrap around,
-      as those of encodings that are made to.
+    largest: bound on every entry. A larger entry is refused, and so is, beforehand, a cohort
+      whose sum could wrap around. None: sums may wrap around, as some encodings intend.
 
   Raises:
-    UserError: bits of neither kind, fewer than two survivors, a `largest` beyond the modulus.
+    UserError: other bits, `min_survivors` below two, or a `largest` beyond the modulus.
   """
 
   bits: int = 32
@@ -82,8 +81,8 @@ def present(
   """Returns the clients that are left in each phase.
 
   Raises:
-    UserError: fewer than two clients, ids that are none, drops of nobody or of one client
-      twice, a sum that could wrap around. Too few survivors are the protocol's to refuse.
+    UserError: fewer than two clients, invalid ids, drops of an unknown client or of one client
+      twice, a sum that could wrap around. The protocol itself refuses too few survivors.
   """
   ids = list(vectors)
   validate.integer_in(2, MOST_CLIENTS, num_clients=len(ids))
@@ -148,7 +147,7 @@ class Reader:
   """Looks up each vector once, in ascending order, and checks that all have one length and
   type.
 
-  The first is read at once, since its length is everybody's; none is kept.
+  The first is read at once, since all must have its length; none is kept.
   """
 
   def __init__(

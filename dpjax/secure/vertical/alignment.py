@@ -41,7 +41,7 @@ class Alignment(NamedTuple):
 def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   """Returns the shared ids of two parties, and each party's places of these entities.
 
-  Exact: the other party's set is sent without compression, which could hold false matches.
+  Exact: the other party's set is sent without compression, which could give false matches.
   Both parties run in this process, on keys made fresh for the call; what crosses between
   them is serialised and counted.
 

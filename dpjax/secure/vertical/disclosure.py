@@ -1,5 +1,4 @@
-"""Counts of what the parties of two-party regression could solve for, with a refusal in
-time.
+"""Counts what each party of two-party regression could solve for, and refuses a step in time.
 
 In a step on B rows a party with a matrix X [B, d] of its own (b's has the column of ones)
 learns X^T r, d linear equations for the B residuals r. A residual is the other party's secret
@@ -37,7 +36,7 @@ the null space, which holds (1 - h_i) of e_i. What a batch holds of the other pa
 at most up to a rotation of its k features: B k - k (k - 1) / 2 numbers, and b's B labels.
 
 These rules hold for parties that follow the protocol; a party that lies about its own matrix
-is not caught. None of this is differential privacy: what is learnt is still true.
+is not caught. None of this is differential privacy: what a party learns is exact.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _SHARES = "dpjax.secure.vertical_models.train_logistic"
 
 
 def leverages(matrix: np.ndarray) -> np.ndarray:
-  """[B]: how far matrix^T residuals determine each row's own residual, in [0, 1].
+  """Returns [B], how far matrix^T residuals determine each row's own residual, in [0, 1].
 
   >>> leverages(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 5.0]])).round(6)
   array([0.5, 0.5, 1. ])
@@ -131,9 +130,9 @@ class Disclosure:
   """Counts for both parties what all steps so far have revealed, and refuses a step that
   reveals too much.
 
-  It is the parties' memory of the protocol and therefore no part of a step's state: a run
-  that starts again from an old state asks again. Give the same one to every
-  `two_party_logistic` over the same entities.
+  It is the parties' memory of the protocol, not part of a step's state: a run that starts again
+  from an old state is counted again. Give the same one to every `two_party_logistic` over the
+  same entities.
 
   Args:
     secret_labels: True: party a must not read b's labels. False: both agree that a may know
@@ -190,7 +189,7 @@ class Disclosure:
     ]
     bytes_of = lambda row: b"".join(part.tobytes() for part in row)
     rows = [hashlib.sha256(bytes_of(row)).digest() for row in zip(*parts)]
-    # Of rows that are equal one counts: the other gives no new equation.
+    # Equal rows count once, since a repeated row gives no new equation.
     first = list({row: i for i, row in enumerate(rows)}.values())
     # A batch is identified by its rows, in any order.
     batch = hashlib.sha256(b"".join(sorted(rows))).digest()

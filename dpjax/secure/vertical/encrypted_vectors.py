@@ -6,7 +6,7 @@ multiply by numbers of its own; only the holder of `KeyPair.decrypt` can read.
 
 | keys        | library                | for                                   |
 | ----------- | ---------------------- | ------------------------------------- |
-| `plaintext` | none                   | NO secrecy: the oracle, and to read   |
+| `plaintext` | none                   | NO secrecy: a reference for tests     |
 | `ckks`      | TenSEAL (`vertical`)   | 128-bit security, errors about 1e-6   |
 
 A CKKS decryption carries the noise of the ciphertext, from which its reader can learn the
@@ -69,7 +69,7 @@ class _Plain:
 
 
 def plaintext() -> KeyPair:
-  """No encryption: float64 unchanged. For tests, and to understand the protocol.
+  """Returns keys that encrypt nothing: float64 unchanged. For tests, and to read the protocol.
 
   >>> keys = plaintext()
   >>> cipher = keys.public.encrypt(np.array([1.0, 2.0]))
@@ -135,7 +135,7 @@ def library(install: str = INSTALL) -> Any:
   """Imports TenSEAL.
 
   Args:
-    install: the command that its user is told of.
+    install: the command that the error message names.
 
   Raises:
     UserError: it is not installed.

@@ -14,7 +14,7 @@ n_k alone, so that three ways to the optimum can be compared exactly:
 |                   |                                     | unlike clients: a biased point    |
 | `private_ridge`   | the sum of the statistics + noise   | epsilon for one example           |
 
-NumPy in float64: at these sizes nothing is to be compiled.
+NumPy in float64: at these sizes it is not worthwhile to compile.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def total(clients: Sequence[Statistics]) -> Statistics:
 
 
 def closed_form(clients: Sequence[Statistics], *, ridge: float) -> np.ndarray:
-  """[d]: the minimiser of F, the bias last: (x^T x / n + ridge I)^-1 x^T y / n.
+  """Returns the minimiser [d] of F, the bias last: (x^T x / n + ridge I)^-1 x^T y / n.
 
   >>> line = statistics(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 5.0]))
   >>> closed_form([line], ridge=0.0).round(6).tolist()  # y = 2 x + 1
@@ -97,8 +97,9 @@ def fed_avg(
   num_local_steps: int,
   learning_rate: float,
 ) -> np.ndarray:
-  """[num_rounds + 1, d] weights after each round of FedAvg from zero, full-batch steps.
+  """Returns [num_rounds + 1, d], the weights before and after each round of FedAvg from zero.
 
+  Steps are full-batch.
   Every client takes `num_local_steps` gradient steps on its own F_k, and the server averages
   with weights n_k / n. One local step is gradient descent on F.
   Source: McMahan et al. 2017, arXiv:1602.05629, algorithm 1.
@@ -131,7 +132,7 @@ def fed_avg(
 
 
 def objective(clients: Sequence[Statistics], w: np.ndarray, *, ridge: float) -> float:
-  """F(w) without its constant y^T y / n; differences equal those of F."""
+  """Returns F(w) without its constant y^T y / n; differences equal those of F."""
   pooled = total(clients)
   return float(
     (w @ pooled.xx @ w - 2 * w @ pooled.xy) / pooled.count + ridge * np.dot(w, w)
@@ -186,7 +187,7 @@ class PrivateStatistics:
     y_bound: float,
     neighboring_relation: str = "add_or_remove_one",
   ) -> PrivateStatistics:
-    """Returns the least noise that is (epsilon, delta)-DP."""
+    """Returns the release with the least noise that is (epsilon, delta)-DP."""
     needed = mechanisms.analytic_noise_multiplier(epsilon, delta)
     # A replaced row moves the sums by twice as much as an added or removed one.
     factor = 2.0 if neighboring_relation == "replace_one" else 1.0
@@ -209,7 +210,7 @@ class PrivateStatistics:
     return accounting.gaussian_event(self.noise_multiplier)
 
   def epsilon(self, *, delta: float) -> float:
-    """Epsilon for one example under `neighboring_relation`, proved."""
+    """Returns epsilon for one example under `neighboring_relation`, proved."""
     return accounting.epsilon(
       self.event, delta=delta, neighboring_relation=self.neighboring_relation
     )

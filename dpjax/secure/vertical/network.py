@@ -184,8 +184,8 @@ class Traffic(NamedTuple):
 
 
 def residuals(scores: np.ndarray, y: np.ndarray, *, degree: int = 1) -> np.ndarray:
-  """[B]: derivative of the loss with respect to the score: a polynomial for sigmoid(s),
-  minus y in {0, 1}.
+  """Returns [B], the derivative of the loss by the score: a polynomial for sigmoid(s), minus y
+  in {0, 1}.
 
   Degree 1, 1/2 + s/4, is the derivative of Hardy's Taylor loss log 2 - s/2 + s^2/8 (y = 1).
   Degree 3 is within 0.115 of the sigmoid on [-8, 8] (Kim et al. 2018,
@@ -300,7 +300,7 @@ def two_party_logistic(
 def _encrypted_residuals(
   public: Vectors, powers: list[bytes], scores_b: np.ndarray, y: np.ndarray, degree: int
 ) -> bytes:
-  """`residuals` of scores_a + scores_b with encrypted scores_a: (a + b)^3 expanded."""
+  """Returns `residuals` of scores_a + scores_b with encrypted scores_a: (a + b)^3 expanded."""
   part_of_b = residuals(scores_b, y, degree=degree)
   if degree == 1:
     return public.add(powers[0], part_of_b)
@@ -354,9 +354,9 @@ def masked_sums(
 
 
 def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> np.ndarray:
-  """The coordinator's whole work: returns sums over rows, [num_sums].
+  """Returns sums over rows, [num_sums]: all that the coordinator computes.
 
-  Rounded, so that a sum has a known number of bits (`disclosure`), however exact the keys are.
+  They are rounded, so that a sum has a known number of bits (`disclosure`) with any keys.
   """
   sums = keys.decrypt(cipher).reshape(-1, num_rows)[:num_sums].sum(axis=1)
   return np.round(sums * 2.0**SUM_BITS) / 2.0**SUM_BITS

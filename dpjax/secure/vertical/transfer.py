@@ -11,8 +11,8 @@ Labels and features stay where they are. What crosses at each step is, from the 
 embeddings of the shared rows and Phi, and back, their cotangents. No differential privacy:
 embeddings can be inverted, and Phi is a function of the labels.
 
-Measured on digits, source left halves, target right halves with 20 labels of its own (test
-accuracy, mean of 5 seeds); where the labels of the shared rows may simply be told, that is
+Measured on digits: the source has left halves, the target right halves and 20 labels of its own
+(test accuracy, mean of 5 seeds). Where the source may tell the labels of the shared rows, that is
 better still:
 
 | shared of 900 | target alone | transfer | labels of the shared rows told |
@@ -81,7 +81,7 @@ class TransferInfo(NamedTuple):
 
 
 def class_directions(embeddings: Array, y: Array, num_classes: int) -> Array:
-  """Phi [K, D]: the mean embedding of each class; zero for a missing class.
+  """Returns Phi [K, D]: the mean embedding of each class; zero for a missing class.
 
   >>> class_directions(jnp.array([[1.0], [3.0], [5.0]]), jnp.array([0, 0, 2]), 3).tolist()
   [[2.0], [0.0], [5.0]]
@@ -112,7 +112,7 @@ def target_part(
   batch: TransferBatch,
   alignment: float,
 ) -> Array:
-  """The target's loss: cross-entropy of its few labels, plus the distance to the source on
+  """Returns the target's loss: cross-entropy of its few labels, plus the distance to the source on
   shared rows."""
   apart = encode(params, batch.target_shared_x) - message.shared
   labelled = encode(params, batch.target_x)
