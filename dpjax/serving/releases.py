@@ -134,7 +134,7 @@ class Releases:
     self.rollout = None
 
   def roll_back(self, why: str) -> None:
-    """Takes the new model back.
+    """Withdraws the new model; the old one answers every request.
 
     Raises:
       UserError: no release is under way.
@@ -162,7 +162,7 @@ class Releases:
 
   @property
   def stage_counts(self) -> dict[str, StageCounts] | None:
-    """Counts of the stage, which each stage has of its own; None without a release."""
+    """Counts of the current stage, a new object for each stage; None without a release."""
     return None if self.rollout is None else self.rollout.counts
 
   def count_request(
@@ -218,7 +218,7 @@ class Releases:
     }
 
   def _write(self, kind: str, new: Predictor, **values: Any) -> None:
-    """Writes a line that names both models, so that a later start finds them."""
+    """Writes a line that names the new model, and as "old" the one that answers from now on."""
     old = new if kind == "promote" else self.old
     self._journal.write(
       kind,
