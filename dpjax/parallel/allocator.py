@@ -45,7 +45,7 @@ def keep_freed_memory() -> bool:
 
   Returns:
     Whether the C library took the settings; if not, nothing has changed: without glibc 2.35 or
-    newer, and where the user has chosen himself (`chosen_by_user`).
+    newer, and where the user has chosen an allocator (`chosen_by_user`).
 
   >>> import dpjax
   >>> dpjax.parallel.allocator.keep_freed_memory()  # doctest: +SKIP
@@ -64,8 +64,7 @@ def keep_freed_memory() -> bool:
 
 
 def keeps_freed_memory() -> bool:
-  """Whether `keep_freed_memory` was called here and took effect: for a process that starts
-  others.
+  """Whether `keep_freed_memory` took effect here, so that a parent can set it in its children.
 
   >>> keeps_freed_memory()
   False
@@ -83,8 +82,8 @@ def machine_memory() -> int:
 
 
 def give_back() -> None:
-  """Gives freed memory back to the system now, between two tasks that need not share it.
-  Settings of `keep_freed_memory` stay. Does nothing without glibc.
+  """Gives freed memory back to the system now, as between two tasks. The settings of
+  `keep_freed_memory` stay. Does nothing without glibc.
 
   >>> give_back()
   """

@@ -9,7 +9,7 @@ counts what a TPU keeps in its small fast memory as if it went to the large one.
 | memory bytes  | operands, each once, and results of each kernel that lie in device memory   |
 | slices        | of an array that a kernel only slices or updates: the slice, or the update  |
 | a loop        | its body times its trips; where the compiler states none: once, and said so |
-| a conditional | its costliest branch, but no branch of constants, and none that is marked   |
+| a conditional | the branch of most memory bytes, but none of constants, and none marked     |
 |               | as rarely taken (`dpjax.branches`): only unusual examples need those        |
 
 Elementwise operations are no flops here: they run beside the matrix units, bound by memory.
@@ -46,13 +46,13 @@ class ProgramCounts(NamedTuple):
   """The work of one call of a program on one device."""
 
   flops: float = 0.0  # of matrix products and convolutions
-  narrow_flops: float = 0.0  # of these, such of operands of 16 bits or fewer
+  narrow_flops: float = 0.0  # of these, those with operands of at most 16 bits
   memory_bytes: float = 0.0  # read from and written to the device's memory
   sent_bytes: float = 0.0  # results of exchanges between devices
   kernels: int = 0  # that run, those in a loop once a trip
   fusions: int = 0  # in the text, outside of other fusions
   loops: int = 0  # in the text
-  unknown_loops: int = 0  # of these, such whose trips are not stated: counted as one
+  unknown_loops: int = 0  # of these, those without stated trips: counted as one trip
 
   def times(self, trips: int) -> ProgramCounts:
     """Returns the work of a loop's trips; what stands in the text stays."""
@@ -143,7 +143,7 @@ def _instruction(name: str, text: str) -> _Instruction:
 
 
 def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
-  """(computations by name, the name of the first that runs)."""
+  """Returns (computations by name, the name of the first that runs)."""
   computations: dict[str, _Computation] = {}
   entry = ""
   current: dict[str, _Instruction] = {}
@@ -288,7 +288,7 @@ class _Reader:
     counts = [self.counted(name) for name in usual or alive or branches]
     if not counts:
       return ProgramCounts()
-    # Of the rest the costliest, as XLA counts.
+    # Of the rest the branch with most memory bytes; one whose trips are all stated goes first.
     return min(counts, key=lambda count: (count.unknown_loops, -count.memory_bytes))
 
   def _is_rare(self, name: str) -> bool:
@@ -355,7 +355,7 @@ class _Reader:
     return any(term and term.opcode == "constant" and term.inside == "1" for term in terms)
 
   def _flops(self, computation: _Computation, each: _Instruction) -> tuple[float, float]:
-    """(all, those of narrow operands) of an instruction and of what it is fused from."""
+    """Returns (flops, those of narrow operands) of an instruction and of what it fuses."""
     operands = [
       array for name in each.operands for array in computation.arrays_of(name)[:1]
     ]
