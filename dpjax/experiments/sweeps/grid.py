@@ -125,11 +125,11 @@ def points(config: SweepConfig) -> list[Point]:
 
 
 def placed(config: SweepConfig) -> list[Point]:
-  """Returns `points` of a sweep that draws a curve. Each has its place on it, as far as it
-  can be known.
+  """Returns `points` of a sweep that draws a curve, after a check of their x. An x from a
+  result is not known yet.
 
   Raises:
-    UserError: as there; an x that is no number, or none in some run.
+    UserError: as `points`; an x that is no number, or none in a private run.
   """
   all_points = points(config)
   _check_positions(config, all_points)
@@ -241,7 +241,7 @@ def run_sweep(
       with them. None: all.
 
   Returns:
-    As `engine.run`; of a finished run also the keys of its result, and x and series.
+    Rows as of `engine.run`; those of finished runs hold keys of the result, x and series, too.
 
   Raises:
     UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.

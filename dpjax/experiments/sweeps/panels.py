@@ -73,7 +73,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
 
   There is a column for each data set, epsilon and neighbouring relation, and a line for each
   curve: the mean over seeds, the band spans them. A column has five curves at most; more curves
-  fill more columns. Runs without privacy stand in every column.
+  fill more columns. Runs without privacy are in each column of their data and epsilon.
 
   Args:
     rows: of report.csv, one for each epoch of each run.

@@ -140,10 +140,10 @@ def selection_cost(
   """Returns epsilon of one run and of the selection, with its delta.
 
   Args:
-    assumptions: that some run rests on and nobody can check; then it is a claim.
+    assumptions: of any run, that nobody can check; with one, the epsilon is a claim.
 
-  A run that draws a batch above its capacity aborts, and the selection with it: by a union
-  bound over the runs that has at most E[K] times one run's chance B, which adds
+  A run that draws a batch above its capacity aborts, and the selection with it. By a union bound
+  over the K runs, the chance is at most E[K] times one run's chance B. That adds
   (1 + e^epsilon) E[K] B to delta, where one run set aside (1 + e^epsilon_run) B.
   """
   selection = config.selection
