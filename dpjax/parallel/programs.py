@@ -1,7 +1,7 @@
 """Counts the work of a compiled program from its HLO text: products, memory, exchanges, loops.
 
-XLA's own cost analysis is not there for GPUs. Where it is, it counts the body of a loop once, and
-counts what a TPU keeps in its small fast memory as if it went to the large one. Here:
+XLA's own cost analysis does not exist for GPUs. Elsewhere it counts the body of a loop once, and a
+TPU's small fast memory as if it were the large one. Here:
 
 | what          | how it is counted                                                           |
 | ------------- | --------------------------------------------------------------------------- |

@@ -6,7 +6,7 @@ each chip.
 
   pip install 'dpjax[targets]'   # libtpu; JAX's CUDA plugin and nvcc, without driver or libraries
 
-Nothing runs on such devices, and the CPU stays JAX's own: arrays are made there, and only what is
+Nothing runs on such devices. JAX's own device stays the CPU, where arrays are made. Only what is
 lowered for a target's devices is compiled for them.
 """
 

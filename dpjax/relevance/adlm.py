@@ -3,8 +3,8 @@
 One map of Laplace noise for ALL images of a batch, divided by the batch size; the last
 hidden layer normalised over the batch and clipped to [-1, 1]; a quadratic approximation of
 the sigmoid cross-entropy whose coefficients get noise once. The training loss holds the
-constants z^2 / 8 and N * W, so it is not comparable with a cross-entropy: report that of
-the logits instead.
+terms z^2 / 8 and N * W, so it is not comparable with a cross-entropy. Report the cross-entropy
+of the logits instead.
 """
 
 from __future__ import annotations

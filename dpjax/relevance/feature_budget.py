@@ -155,8 +155,8 @@ PRESETS = {
 
 
 def local_epsilon(scales: HostArray, *, channels: int = 1, width: float = 1.0) -> float:
-  """Epsilon sum_j channels * width / b_j that independent, one-time Laplace noise proves: pure
-  local DP under replace_one, for records whose entries lie in an interval of this width.
+  """Epsilon sum_j channels * width / b_j that independent, one-time Laplace noise proves. It is
+  pure and local, under replace_one, for records with entries in an interval of this width.
 
   >>> local_epsilon([2.0, 4.0], channels=2)
   1.5

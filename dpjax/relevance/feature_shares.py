@@ -45,8 +45,8 @@ def shares(scores: HostArray, norm: str = "abs") -> np.ndarray:
   | "relu" | max(R_j, 0) / sum of them | always                                  |
   | "raw"  | R_j / sum R (eq. 10)      | UserError unless every R has one sign   |
 
-  Where the divisor of "abs" or "relu" is at most 1e-12 or not finite, the row becomes 1 / d
-  everywhere: dropping it would make n depend on the data. "raw" raises for such a row.
+  Where the divisor of "abs" or "relu" is at most 1e-12 or not finite, the row becomes 1 / d.
+  Dropping the row would make n depend on the data. "raw" raises unless its shares are in [0, 1].
 
   >>> shares([[[[3.0, -2.0]], [[-3.0, 0.0]]]])  # one image of 2 places, 2 channels
   array([[0.25, 0.75]])
@@ -102,9 +102,9 @@ def mean_shares(
     apply: the same function each time, so that it is compiled once.
     data: anything with arrays `.x` [n, ...] and `.y` [n].
 
-  Guarantee: with norm "abs" or "relu", replacing one record of `data` changes R by at most
-  2 / n in the L1 norm and sqrt(2) / n in the L2 norm, for parameters that do not depend
-  on the data (test T9).
+  Guarantee, with norm "abs" or "relu" and parameters that do not depend on `data`: replacing
+  one record of `data` changes R by at most 2 / n in the L1 norm and sqrt(2) / n in the L2
+  norm.
   """
   if not isinstance(apply, Hashable):
     raise UserError(

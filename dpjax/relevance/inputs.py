@@ -108,8 +108,8 @@ class Inputs:
     return model.init(key, jnp.zeros((1, *x.shape[1:]), x.dtype))
 
   def once(self, make: Callable[[], Any], *what: Any) -> Any:
-    """Returns make(), or its cached result from a job that shares the memo, the training data,
-    model 1, the training settings, the initial key, the order of batches and `what`. Not for
+    """Returns make(), or its cached result. Jobs share it if they share the memo, `what`, the
+    training data and settings, model 1, the initial key and the order of batches. Not for
     anything that draws noise.
     """
     init = np.asarray(jax.random.key_data(self.keys.init)).tobytes()

@@ -51,8 +51,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
   """Runs RADP with a proof, stages A to S of `rigorous`; training afterwards is post-processing.
   With model1="public" the epsilon is a claim, since nobody can check that assumption.
 
-  The noise is bound to the settings and to the records: a second run with the same keys
-  and another epsilon, or other records, shares no noise with the first.
+  The noise depends on the settings and on the records. A second run with the same keys and
+  another epsilon, or other records, shares no noise with the first.
   """
   rigorous.check_domain(**{"train.x": job.train.x, "test.x": job.test.x})
   unbound = job

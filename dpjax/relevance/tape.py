@@ -1,10 +1,10 @@
 """The forward pass of a feed-forward net, recorded as layers with a relevance rule.
 
 `record` walks the jaxpr of `apply(params, x)`. What depends on the parameters alone is a
-constant; each equation that sees the input becomes a node of one of the kinds below, or,
-when it is a function of single entries (an activation, however it is spelt), no node at
-all: its result shares the *root* of its operand, and relevance passes to the root
-unchanged. Calls (jit, custom derivatives, remat) are entered.
+constant. An equation that sees the input becomes a node of one of the kinds below. A function
+of single entries (an activation, however it is spelt) makes no node: its result shares the
+*root* of its operand, and relevance passes to the root unchanged. Calls (jit, custom
+derivatives, remat) are entered.
 
 Of JAX this relies on `jax.make_jaxpr`, `jax.extend.core.Literal` and the names and
 parameters of the primitives listed here; tests pin them.

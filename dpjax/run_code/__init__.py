@@ -19,8 +19,8 @@ that name, and a run can be resumed with the same code only.
 | values that they hold after their import [2]    | SHA-256 of the value                       |
 | environment variables that they name [2]        | SHA-256 of the value                       |
 
-[1] Of a user's module: a function whose code is not in the source, such as one that `exec` made
-of another file, and a number or string that the source sets once to something else.
+[1] In a user's module: a function whose code is not in the source, such as one that `exec` made of
+another file; a number or string that the source sets once, to another value.
 
 [2] They may follow from private data, so `Code.inputs` is as secret as the data. It is part of no
 public digest, and is stored in checkpoints only.
@@ -44,9 +44,9 @@ Loads that no source shows are recorded by an audit hook, for each file of the u
 search follows them from the files that it has reached, in whichever way they were loaded: computed
 names, `exec_module`, `runpy`, plugins, archives, threads, data files.
 
-What is loaded or called only after the noise was chosen is refused before a step is written: by
-`watched` while a run is built and does its first step, by `check_still` after each later one. What
-is still not seen stands in docs/release.md.
+Code that is loaded or called only after the noise was chosen is refused before a step is written.
+`watched` refuses it while a run is built and does its first step, `check_still` after each later
+step. docs/release.md lists what is still not seen.
 """
 
 from __future__ import annotations

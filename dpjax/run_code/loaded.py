@@ -1,13 +1,13 @@
 """Loads by the user's files: code that runs and data that are read, in every thread.
 
-A source says what may be loaded; Python says what was. It raises an audit event for each file
-that it opens and each piece of code that it runs, whichever way led there: an import, a finder,
-`exec_module`, `runpy`, `exec`, `ctypes`. A hook keeps each such file under the file of the user
+A source says what may be loaded; Python says what was. Python raises an audit event for each file
+that it opens and for each piece of code that it runs: by an import, a finder, `exec_module`,
+`runpy`, `exec` or `ctypes`. A hook keeps each such file under the file of the user
 that asked for it. That is the nearest frame of a file of the user below the event; in a thread
 without one, the frame that started the thread, or that the main thread is at.
 
-So what a test, a notebook or a plugin loads stands under its own file, and is no part of a run
-that does not reach that file.
+So a load by a test, a notebook or a plugin is kept under its own file. It is no part of a run that
+does not reach that file.
 
 An audit hook cannot be removed. It costs less than a microsecond where nothing is kept.
 """

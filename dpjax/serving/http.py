@@ -412,9 +412,9 @@ def _only_numbers(value: Any) -> bool:
 class PatientProtocol(H11Protocol):
   """uvicorn's protocol with two repairs.
 
-  A connection whose next request does not begin within `head_seconds` is closed: uvicorn would
-  wait for ever for a client that sends one byte of a header at a time. A client that closes its
-  side after a request still gets the answer.
+  A connection whose next request has no whole head within `head_seconds` is closed. uvicorn would
+  wait for ever for a client that sends one byte at a time. A client that closes its side after a
+  request still gets the answer.
   """
 
   head_seconds = 10.0

@@ -1,8 +1,8 @@
 """An append-only file of what a service decided, which survives a kill at any moment.
 
-A line is one JSON object with its number, its time and its kind. It is on the disk before what it
-says takes effect: a charge before the noise, a new stage before the first request that it sends
-elsewhere. A service that starts again reads the lines and goes on where they end.
+A line is one JSON object with its number, its time and its kind. It is on the disk before its
+content takes effect: a charge before the noise, a new stage before the first request of that
+stage. A service that starts again reads the lines and goes on where they end.
 
 Each line ends in a digest of all bytes before it, so a flipped bit or a missing line is seen. The
 digest has no key: it protects from accidents, not from somebody who writes the file anew.

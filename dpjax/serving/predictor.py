@@ -6,11 +6,11 @@ config.json by the functions of `launch.train`. Before that it checks the digest
 wrote.
 
 XLA rounds a product of 8 rows in another order than one of 500 rows, so logits of two batch sizes
-differ in their last bits. Evaluation computes in batches of 500. A predictor pads requests to a
-few sizes, and uses only those whose logits are, on 500 probe rows, those of a batch of 500 bit by
-bit. Where the place of a row in its batch decides the last bits, the same rows in the same places,
-such as the whole test set, have the bits of evaluation, and one row by itself is equal up to
-rounding (`row_exact` is False).
+differ in their last bits. Evaluation computes in batches of 500. A predictor pads requests to a few
+sizes. It uses those whose logits on 500 probe rows have the bits of a batch of 500. `row_exact` is
+False where the place of a row in its batch decides the last bits. Then only the same
+rows in the same places, such as the whole test set, have the bits of evaluation. A row by itself is
+equal up to rounding.
 """
 
 from __future__ import annotations

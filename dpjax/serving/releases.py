@@ -1,7 +1,7 @@
 """The model that answers, the new one of a release, and what moves a release on.
 
-`rollout` decides by counts alone. Here are the models, the times of their batches, and the lines of
-the journal, each of which is on the disk before what it says takes effect.
+`rollout` decides by counts alone. This module holds the models, the times of their batches, and the
+lines of the journal. A line is on the disk before its content takes effect.
 """
 
 from __future__ import annotations

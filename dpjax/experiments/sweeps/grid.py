@@ -2,9 +2,9 @@
 
 `engine` runs it. The base is a central run (`TrainConfig`) or a federated one (`FedConfig`).
 
-The runs of one sweep do not share randomness, though they may share a seed: every run
-derives its noise and batches from its whole config and its data (`build.run_keys`). What they
-cost together is their sum, on whichever data they ran: see `cost.charge`.
+The runs of one sweep do not share randomness, though they may share a seed. Every run derives its
+noise and batches from its config and its data (`build.run_keys`), and `points` refuses private runs
+that would share them. Together they cost their sum, on whichever data they ran: see `cost.charge`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SweepConfig:
   epsilon and the settings that suit it.
 
   A `privacy.epsilon` of inf, in the grid or of a variant, is the same run with clipping and
-  without noise, which promises nothing: drawn as a horizontal line.
+  without noise. It promises nothing, and is drawn as a horizontal line.
   """
 
   base: TrainConfig | FedConfig = dataclasses.field(default_factory=TrainConfig)

@@ -1,7 +1,7 @@
 """Tables of runs in one config: label -> the fields in which that run differs.
 
-A row is a run of its own, in a folder of its own, so that the table goes on where it was cut
-off and may get more rows.
+Each row is a separate run in its own folder. So an interrupted table resumes where it ended, and
+a table may get more rows.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Private choice of hyper-parameters: the best of a random number of runs, accounted.
 
-An ordinary sweep costs the sum of its runs (`cost.charge`). Here the number of runs is
-random and secret, each draws its setting from the grid at random, and only the best one is
-released: that costs little more than twice one run, however large the grid (Papernot and
-Steinke 2022, arXiv:2110.03620; `accounting.tuning`).
+An ordinary sweep costs the sum of its runs (`cost.charge`). Here the number of runs is random and
+secret, each draws its setting from the grid at random, and only the best one is released. The cost
+does not depend on the size of the grid. It is often two to three times one run, and grows with the
+mean number of runs (Papernot and Steinke 2022, arXiv:2110.03620; `accounting.tuning`).
 
-What is compared is a score on the TEST data, which are treated as public: the score is then
+Runs are compared by a score on the TEST data, which are treated as public. The score is then
 post-processing of the released parameters and costs nothing more. A score on training data
 would be a further query on them, so such a `y` is refused. Where the test data are private
 too, their part in the choice is NOT covered.
