@@ -283,8 +283,8 @@ def host(
 
   Args:
     report: called once for each id with the news that somebody claimed it without the right config.
-    fewest: if given, the meeting takes place when its time is over and so many have come, and
-      a peer with whom something is wrong is told so and let go, alone. None: all must come.
+    fewest: if given, the meeting takes place when its time is over and so many have come. A
+      peer with whom something is wrong is informed and let go, alone. None: all must come.
   """
   deadline = time.monotonic() + timeout
   with (

@@ -55,7 +55,7 @@ class ProgramCounts(NamedTuple):
   unknown_loops: int = 0  # of these, those without stated trips: counted as one trip
 
   def times(self, trips: int) -> ProgramCounts:
-    """Returns the work of a loop's trips; what stands in the text stays."""
+    """Returns the work of a loop's trips; counts of the text (fusions, loops) stay."""
     return self._replace(
       flops=self.flops * trips,
       narrow_flops=self.narrow_flops * trips,
@@ -209,7 +209,7 @@ def _convolution_flops(
 
 
 def _product_flops(each: _Instruction, operands: list[_Array]) -> float:
-  """Flops of an instruction of its own, not of what it calls."""
+  """Returns the flops of an instruction itself, without what it calls."""
   target = re.search(r'custom_call_target="([^"]*)"', each.attributes)
   called = target[1] if target else ""
   if each.opcode == "dot":

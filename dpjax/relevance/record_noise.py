@@ -16,7 +16,7 @@ deviations), in the float type of the records. Which floats a sum can be depends
 (Mironov 2012). Rounding to a public grid afterwards is post-processing, and limits which
 numbers can be seen. A feature's step is `GRID`, or for scales above 2 between scale / 2^8 and
 scale / 2^7. So 2^15 floats lie in a cell; `mechanisms.finite` says what that leaves open. With
-one step for all, a cell at scale 80,000 would hold three floats, whose odds tell the record.
+one step for all, a cell at scale 80,000 would hold three floats, whose odds reveal the record.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Two runs with the same noise and different code reveal their exact clipped sums:
 their releases holds no noise. So `of` names the code, `experiments.run.run_keys` binds every key to
 that name, and a run can be resumed with the same code only.
 
-| code                                            | is told by                                 |
+| code                                            | is identified by                           |
 | ----------------------------------------------- | ------------------------------------------ |
 | files of the user that the run reaches          | name of the module, SHA-256 of its source  |
 | dpjax                                           | its version, SHA-256 of all its sources    |
@@ -13,7 +13,7 @@ that name, and a run can be resumed with the same code only.
 | a package that was installed from a folder      | the hashes of its RECORD, too              |
 | Python and its standard library                 | the version, as 3.11                       |
 | what was changed in memory [1]                  | its byte code, or its value                |
-| what stands in a library in another one's place | the file of that function                  |
+| what replaces a function of a library           | the file of the replacement                |
 | options of JAX and XLA that set a precision     | their values, where they are not usual     |
 | data files that the user's modules read [2]     | SHA-256 of the file                        |
 | values that they hold after their import [2]    | SHA-256 of the value                       |

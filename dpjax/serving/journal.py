@@ -7,9 +7,9 @@ stage. A service that starts again reads the lines and goes on where they end.
 Each line ends in a digest of all bytes before it, so a flipped bit or a missing line is seen. The
 digest has no key: it protects from accidents, not from somebody who writes the file anew.
 
-Counts of an open window change with every request, so they stand in a file of their own, which is
-replaced whole every second. A kill loses the requests of that second from the counts, and no line.
-Both files tell what requests contained, so only their owner may read them.
+Counts of an open window change with every request, so they are in another file, which is replaced
+as a whole every second. A kill loses the requests of that second from the counts, and no line.
+Both files reveal what requests contained, so only their owner may read them.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ wrote.
 
 XLA rounds a product of 8 rows in another order than one of 500 rows, so logits of two batch sizes
 differ in their last bits. Evaluation computes in batches of 500. A predictor pads requests to a few
-sizes. It uses those whose logits on 500 probe rows have the bits of a batch of 500. `row_exact` is
-False where the place of a row in its batch decides the last bits. Then only the same
-rows in the same places, such as the whole test set, have the bits of evaluation. A row by itself is
-equal up to rounding.
+sizes, those whose logits on 500 probe rows have the bits of a batch of 500. `row_exact` is False
+where the place of a row in its batch decides the last bits. Then sizes may differ by rounding, and
+only the same rows in the same places, such as the whole test set, have the bits of evaluation.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class Predictor:
     self.result = dict(result)
     self.inputs = model.inputs
     self._model = model
-    # row_exact: whether a row's logits have the bits of evaluation whatever stands beside it.
+    # row_exact: whether a row's logits have the bits of evaluation in every batch and place.
     self.sizes, self.row_exact = self._checked_sizes(sorted({*sizes, EVALUATION}))
 
   @classmethod

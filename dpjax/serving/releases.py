@@ -87,7 +87,7 @@ class Releases:
       UserError: it takes other inputs, answers otherwise, or is the same run.
     """
     if digest_of(new) == digest_of(self.old):
-      # Its counts could not be told from those of the old one.
+      # Counts are kept by run, so those of the two could not be separated.
       raise UserError(
         "must be another run than the one that answers", field="run", value=new.name
       )

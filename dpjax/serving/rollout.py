@@ -180,7 +180,7 @@ class Rollout:
     return new.accuracy < old.accuracy - self.rule.accuracy_drop - slack
 
   def advance(self) -> None:
-    """Begins the next stage, with counts of its own."""
+    """Begins the next stage, with new counts."""
     self.stage += 1
     self.counts = {name: StageCounts() for name in self.counts}
 

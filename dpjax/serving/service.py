@@ -264,7 +264,7 @@ class Service:
       self._count_request(stage, name, failed=True)
       if name == "old":
         raise
-      # The old model still works: a broken release must cost nobody an answer.
+      # The old model still works, so a broken release need not leave a request unanswered.
       model = self.old
       logits = await self._finite(model, x)
     else:

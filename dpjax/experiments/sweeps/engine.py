@@ -42,7 +42,7 @@ class Point(NamedTuple):
 
   name: str  # folder name: readable, unique, the same in every process
   config: Any
-  overrides: dict[str, Any]  # what tells it from the other runs, by name; in its row, too
+  overrides: dict[str, Any]  # what distinguishes it from the other runs; in its row, too
   dropped: tuple[
     str, ...
   ] = ()  # fields of the whole that it does not read; see `resettled`

@@ -85,7 +85,7 @@ class SweepConfig:
   epsilon and the settings that suit it.
 
   A `privacy.epsilon` of inf, in the grid or of a variant, is the same run with clipping and
-  without noise. It promises nothing, and is drawn as a horizontal line.
+  without noise. It has no guarantee, and is drawn as a horizontal line.
   """
 
   base: TrainConfig | FedConfig = dataclasses.field(default_factory=TrainConfig)

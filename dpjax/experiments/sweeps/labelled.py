@@ -48,7 +48,7 @@ def points(
   Args:
     alone: label of the run where the config has no rows.
     check: (run) -> None; raises UserError if the run is refused.
-    row_facts: (label, run) -> what tells it from the other runs.
+    row_facts: (label, run) -> what distinguishes it from the other runs.
     unread: (run) -> the fields that it does not read (`engine.resettled`).
     settle: (run, its changes, their place in the config) -> None; called before the check.
 

@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
   dataset: str
   epsilon: float
-  relation: str  # in words; "": nobody promises anything here
+  relation: str  # in words; "": no run here has a guarantee
   curves: list[str]
 
 
@@ -195,7 +195,7 @@ def _panel(
   look: Look,
   names: list[str] | None,
 ) -> list[Any]:
-  """Draws the curves; returns what stands for each in a key. `names`: colours by their place."""
+  """Draws the curves; returns their entries of a key. `names`: colours by their place."""
   from matplotlib.ticker import MaxNLocator
 
   handles = []

@@ -45,7 +45,7 @@ TRIALS = "trials.json"
 BEST = "best"
 # result.json and config.json stay secret: they hold the seed.
 _MODEL = "params.npz"
-# (config, data) -> its plan, and the assumptions of its guarantee that nobody can check
+# (config, data) -> its plan, and the assumptions of its guarantee that cannot be checked
 PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
 
 
@@ -276,7 +276,7 @@ def _trials(
   """Returns (setting, seed) of each run, drawn once from the operating system's entropy,
   then kept.
 
-  The seeds are random, not in a row: that of the winner must not tell how many ran.
+  The seeds are random, not in a row: that of the winner must not reveal how many ran.
   """
   path = workdir / TRIALS
   identity = json.loads(json.dumps(writers.plain(fields.to_dict(config)), default=str))
