@@ -105,7 +105,7 @@ def loss_noise(
 
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:
   """Returns a loss: the mean over a batch of sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8,
-  less sum(N * W). That sum is the sigmoid cross-entropy with log(1 + e^-|z|) to second order.
+  less sum(N * W). The sum over k is the sigmoid cross-entropy, to second order in |z|.
 
   The loss returns (value, statistics of the batch).
   """

@@ -72,7 +72,7 @@ def sample(
 ) -> jax.Array:
   """Draws a map of noise in the shape of an example; `scales` as `by_feature` gives them.
 
-  `dtype` is that of the records: coarser noise would leave their low bits without noise.
+  `dtype` is that of the values to be noised: coarser noise would leave their low bits bare.
 
   For "gaussian" the scales are standard deviations. With `shared_channels` one value is
   used for all channels of a place (then their differences are noise-free).

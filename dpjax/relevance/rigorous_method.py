@@ -49,7 +49,7 @@ class _Prepared(NamedTuple):
 
 def radp_rigorous(job: Inputs) -> Outcome:
   """Runs RADP with a proof, stages A to S of `rigorous`; training afterwards is post-processing.
-  With model1="public" the epsilon is a claim, since nobody can check that assumption.
+  With model1="public" the epsilon is a claim: it assumes no private record in the public data.
 
   The noise depends on the settings and on the records. A second run with the same keys and
   another epsilon, or other records, shares no noise with the first.

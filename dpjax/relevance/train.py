@@ -86,7 +86,7 @@ def corrected(
 
 
 def num_parts(batch_size: int, backend: str | None = None) -> int:
-  """Number of equal parts, of at most 64 examples each, on a CPU; 1 where none of 64 or fewer fit.
+  """Number of equal parts of a batch: on a CPU at most 64, of at most 64 examples each, or else 1.
 
   >>> num_parts(600, "cpu"), num_parts(601, "cpu"), num_parts(600, "gpu")
   (10, 1, 1)
