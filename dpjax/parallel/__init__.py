@@ -1,5 +1,5 @@
-"""Several processes as one run: meeting, exchanges, and detection of a lost one.
-Machines that are not here, as targets of the compiler."""
+"""Runs of several processes: meeting, exchanges, and detection of a lost process. Also
+compiling for machines that are absent."""
 
 from typing import TYPE_CHECKING
 

@@ -34,18 +34,17 @@ def chosen_by_user() -> list[str]:
 def keep_freed_memory() -> bool:
   """Lets this process use freed blocks of up to 2 GiB again instead of giving them back.
 
-  For steps on wide examples on a CPU, which free a batch and intermediate arrays above 32 MiB:
-  by default glibc gives such blocks back to the system, which hands them out again at the next
-  step, zeroed page by page. On scattering features that took more than half of the time. Steps of
-  many small operations become slower, for all threads then share one heap (`python -m
-  launch.benchmark --suite=allocator` measures both). The process keeps its peak of memory until
-  it ends or is told to `give_back`. No number of a run changes. Launchers call it for central
-  training on scattering features; elsewhere call it before JAX is first used: threads that are
-  there keep what they have.
+  It helps steps on wide examples on a CPU, which free a batch and intermediate arrays above 32 MiB.
+  By default glibc gives such blocks back to the system, which zeroes them page by page at the next
+  step. On scattering features that took more than half of the time. Steps of many small operations
+  become slower, since all threads then share one heap (`python -m launch.benchmark
+  --suite=allocator` measures both). The process keeps its peak of memory until it ends or calls
+  `give_back`. No number of a run changes. Launchers call it for central training on scattering
+  features. Elsewhere call it before JAX is first used: existing threads keep their heaps.
 
   Returns:
     Whether the C library took the settings; if not, nothing has changed: without glibc 2.35 or
-    newer, and where the user has chosen himself (`chosen_by_user`).
+    newer, and where the user has chosen an allocator (`chosen_by_user`).
 
   >>> import dpjax
   >>> dpjax.parallel.allocator.keep_freed_memory()  # doctest: +SKIP
@@ -64,8 +63,7 @@ def keep_freed_memory() -> bool:
 
 
 def keeps_freed_memory() -> bool:
-  """Whether `keep_freed_memory` was called here and took effect: for a process that starts
-  others.
+  """Whether `keep_freed_memory` took effect here, so that a parent can set it in its children.
 
   >>> keeps_freed_memory()
   False
@@ -83,8 +81,8 @@ def machine_memory() -> int:
 
 
 def give_back() -> None:
-  """Gives freed memory back to the system now, between two tasks that need not share it.
-  Settings of `keep_freed_memory` stay. Does nothing without glibc.
+  """Gives freed memory back to the system now, as between two tasks. The settings of
+  `keep_freed_memory` stay. Does nothing without glibc.
 
   >>> give_back()
   """

@@ -1,11 +1,11 @@
 """Client states between rounds: SCAFFOLD's c_i, APFL's models, remainders of codes.
 
-It lies on the host, in memory or on disk, as one row of bytes for each client that has one:
-clients that no round has touched cost nothing, and a round costs what its cohort costs.
-Devices are given the rows of a cohort, never all of them.
+They lie on the host, in memory or on disk, as one row of bytes for each client that has one.
+Clients that no round has touched have no row, and a round reads and writes the rows of its cohort.
+Devices are given these rows, never all.
 
-Which clients have a row follows from who was drawn, which is a secret under Poisson sampling,
-and a row is what its client alone would know: keep both as secret as the data.
+Which clients have a row reveals who was drawn, a secret under Poisson sampling. A row holds what
+its client alone would know. Keep both as secret as the data.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _AT_ONCE = 64
 
 
 class ClientStates:
-  """The states of `num_clients` clients, in memory: an immutable value; `replaced` makes
-  another.
+  """States of `num_clients` clients, in memory. Immutable: `replaced` returns new states,
+  which share the rows that did not change.
 
-  It is one leaf of a state. States share the rows that they have in common.
+  In a pytree it is one leaf.
 
   Args:
     initial: what ONE client keeps before its first round, a tree of arrays.
@@ -105,7 +105,7 @@ class ClientStates:
     return ids
 
   def changed(self, before: ClientStates) -> tuple[np.ndarray, list[bytes]]:
-    """Returns (clients, their rows) that differ from `before`, from which this was made."""
+    """Returns (clients, their rows) replaced since `before`, from which these states were made."""
     pairs = enumerate(zip(self._held, before._held))
     # States share their rows, so a row that is the same object was not replaced.
     ids = np.array([i for i, (new, old) in pairs if new is not old], np.int64)
@@ -117,7 +117,7 @@ class ClientStates:
     return self._held[ids].tolist()
 
   def with_records(self, ids: np.ndarray, records: list[bytes]) -> ClientStates:
-    """Calls `replaced` with rows given as bytes."""
+    """Returns the states with the rows of these clients replaced, given as bytes."""
     after = ClientStates(self.initial, self.num_clients)
     after._held = self._held.copy()
     for who, record in zip(ids.tolist(), records):
@@ -151,10 +151,10 @@ class ClientStates:
 
 
 class OnDisk(ClientStates):
-  """The same with rows in a journal: memory holds only an index, 16 bytes a client.
+  """Client states whose rows are in a journal: memory holds an index, 16 bytes a client.
 
-  A state from before the newest two that `Journal.keep` was told of may name rows that are no
-  more; it says so in one line when they are asked for.
+  Rows of states older than the newest two that `Journal.keep` was given may be removed. To read
+  one that is gone raises a UserError.
 
   >>> import pathlib, tempfile
   >>> states = ClientStates({"c": np.zeros(2, np.float32)}, num_clients=10_000)
@@ -196,13 +196,13 @@ class OnDisk(ClientStates):
 class Keeper:
   """Writes the changed rows of one `ClientStates` between checkpoints of a run.
 
-  A checkpoint is the index that `saved` returns, once it is kept somewhere. What was appended
-  and never became one is in nobody's way. Files that the newest two do not need are removed.
+  A checkpoint is the index that `saved` returns, once the caller has stored it. Rows that were
+  appended without one do no harm. `committed` removes files that the newest two do not need.
 
   Args:
     folder: folder of the rows.
     states: those that a run begins with.
-    on_disk: whether they lie there also between checkpoints, and not in memory.
+    on_disk: whether rows are on disk between checkpoints, too; False: in memory.
     segment_bytes: as in `Journal`.
   """
 
@@ -243,7 +243,7 @@ class Keeper:
     """Returns the states of an index, after reading and verifying every row.
 
     Raises:
-      UserError: it is not.
+      UserError: a row is gone, or is not what was written.
     """
     self._index = np.array(index, np.uint32)
     records = []

@@ -15,7 +15,7 @@ _MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\] \{(?P<axes>[^}]*)\
 
 
 class Collective(NamedTuple):
-  """An exchange between devices. Each holds `arrays` of it: (type, shape) each."""
+  """An exchange between devices. `arrays`: (type, shape) of its results on each device."""
 
   kind: str
   arrays: tuple[tuple[str, tuple[int, ...]], ...]
@@ -23,17 +23,17 @@ class Collective(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Numbers on each device."""
+    """Number of entries of its results on each device."""
     return sum(math.prod(shape) for _, shape in self.arrays)
 
   @property
   def num_bytes(self) -> int:
-    """On each device."""
+    """Bytes of its results on each device."""
     return sum(math.prod(shape) * width(kind) for kind, shape in self.arrays)
 
 
 def collectives(hlo: str) -> list[Collective]:
-  """Every exchange in `jax.jit(f).lower(...).compile().as_text()`, each once, also in a loop.
+  """Lists the exchanges in `jax.jit(f).lower(...).compile().as_text()`; one in a loop once.
 
   >>> hlo = "%r = (f32[2,3]{1,0}, f32[]) all-reduce(%a, %b), replica_groups=[1,8]<=[8]"
   >>> collectives(hlo)[0].arrays, collectives(hlo)[0].group, collectives(hlo)[0].num_bytes
@@ -60,7 +60,7 @@ def _read(line: re.Match[str]) -> Collective:
 
 
 def width(kind: str) -> int:
-  """Returns the bytes of one number of an HLO type.
+  """Returns the bytes of one number of an HLO type, at least 1.
 
   >>> [width(kind) for kind in ("bf16", "f32", "c64", "pred", "s4", "f8e4m3fn")]
   [2, 4, 8, 1, 1, 1]

@@ -1,7 +1,7 @@
 """Exchanges between the processes of a run, on one machine or many, while it runs.
 
-All is on one mesh of one device per process, over JAX's multi-process runtime. Every process
-must make the same calls in the same order; where one is gone, the others get `PeerLost`.
+They run on a mesh of one device per process, over JAX's multi-process runtime. Every process must
+make the same calls in the same order. Where a process is gone, the others get `PeerLost`.
 `meeting` is how processes find each other.
 """
 
@@ -62,8 +62,8 @@ def exchange(added: ArrayTree, gathered: ArrayTree) -> tuple[Any, Any]:
   """Returns (the sum of `added` over processes, `gathered` with a leading axis of
   processes).
 
-  Leaves are NumPy arrays, of the same shapes and dtypes in every process; the results are
-  too, and are the same in every process.
+  Leaves are NumPy arrays, of the same shapes and dtypes in every process. The results are
+  NumPy arrays, the same in every process.
 
   Raises:
     PeerLost: a process did not take part.

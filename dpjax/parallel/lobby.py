@@ -1,16 +1,15 @@
 """Meeting of the processes of a run: process 0 listens, and each other one identifies
 itself.
 
-Other peers are disconnected: each connection has its own few seconds and bytes, and none
-keeps the others waiting. Of a crowd those go first that share an address with most others, and
-a peer that was let go comes again, until its time is over. Process 0 gives each a word that its
-hello must repeat, so a hello that was overheard is of no use later. All waiting ends at a time
-that is known beforehand.
+Each connection has its own few seconds and bytes, after which it is closed, so none keeps the
+others waiting. If too many wait, those from the most frequent address are closed first. A peer
+that was closed tries again until its time is over. Process 0 gives each a word that its hello
+must repeat, so an overheard hello is of no use later. Every wait ends at a known time.
 
-A process id is given only to who knows `config`, the digest of what is to be run. Anyone who
-claims an id without it is told what differs, alone, and the others wait on for the right one:
-a stranger ends no meeting. Who knows it and still differs is a process of this run that was
-started wrongly: that ends the meeting for all, with the same line.
+A process id is given only to a peer that knows `config`, the digest of what is to be run. A peer
+that claims an id without it is told what differs and is let go. The others wait on, so a stranger
+ends no meeting. A peer that knows `config` and differs in anything else was started wrongly. That
+ends the meeting for all, with the same line, unless `fewest` is given.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dpjax.validate import UserError, Verbatim
 
 # Most bytes of one message.
 _MOST = 4096
-# Connections without identification; twice the number of processes if that is more.
+# Most connections without identification; twice the number of processes if that is more.
 _CROWD = 64
 # Seconds for one message of a connected peer.
 _PATIENCE = 5.0
@@ -169,10 +168,10 @@ class _Lobby:
     self._waiting: list[_Guest] = []
     self.present: dict[int, socket.socket] = {}
     self.heard: list[socket.socket] = []
-    self._refused: dict[int, str] = {}  # id -> why the last who claimed it was let go
+    self._refused: dict[int, str] = {}  # id -> why the first who claimed it was let go
 
   def gather(self, deadline: float) -> str | None:
-    """Returns None when all are there, otherwise what is wrong."""
+    """Returns None when all (or in the end `fewest`) are there, otherwise what is wrong."""
     wanted = {*range(1, self._mine["num_processes"])}
     while {*self.present} != wanted:
       if time.monotonic() > deadline:
@@ -192,7 +191,7 @@ class _Lobby:
     return None
 
   def _turn(self, until: float) -> str | None:
-    """Reads from every peer that has sent something; returns what is wrong."""
+    """Reads from every peer that has sent something; returns what is wrong, or None."""
     self._let_go()
     with selectors.DefaultSelector() as ready:
       ready.register(self._server, selectors.EVENT_READ)
@@ -223,7 +222,7 @@ class _Lobby:
       with contextlib.suppress(OSError):
         self._waiting.append(_Guest(*self._server.accept()))
       return None
-    # It is readable but sends nothing: it has left.
+    # A peer that was admitted sends nothing more, so a readable one has left.
     if isinstance(guest, int):
       gone = self.present.pop(guest)
       self.heard.remove(gone)
@@ -284,8 +283,8 @@ def host(
 
   Args:
     report: called once for each id with the news that somebody claimed it without the right config.
-    fewest: if given, the meeting takes place when its time is over and so many have come, and
-      a peer with whom something is wrong is told so and let go, alone. None: all must come.
+    fewest: if given, the meeting takes place when its time is over and so many have come. A
+      peer with whom something is wrong is informed and let go, alone. None: all must come.
   """
   deadline = time.monotonic() + timeout
   with (

@@ -1,7 +1,7 @@
-"""Which machine the programs of a block are made for: the one that runs, or an absent one.
+"""The machine that programs of a block are built for: the one that runs, or an absent one.
 
-What builds a program asks here, not JAX, for its platform and its devices. `targets` describes the
-absent machines, and compiles for them.
+Code that builds a program asks here, not JAX, for its platform and its devices. `targets`
+describes the absent machines, and compiles for them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def current() -> Machine | None:
 
 @contextlib.contextmanager
 def compiling_for(target: Machine | None) -> Iterator[None]:
-  """Within the block, whatever asks which machine it is made for is told this one.
+  """Makes `current`, `platform` and `local_devices` answer for this target within the block.
 
   None changes nothing.
 
-  Functions that were traced before keep their trace: build what is compiled inside of it.
+  Functions that were traced before keep their trace, so build them inside the block.
 
   >>> from dpjax.parallel import targets
   >>> with compiling_for(targets.parse("gpu:h100:8")):

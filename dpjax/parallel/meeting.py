@@ -1,15 +1,14 @@
 """Start of a run of several processes, and detection of one that died or hangs.
 
-JAX's runtime ends a process with a stack trace where a peer does not come, where two have
-the same number or where the first one dies. So before it is started the processes meet over
-a plain socket at the same address: each says who it is and what it wants to run, process 0
-compares, and all go on or all end with the same line; who does not know what is to be run
-is let go, alone. The sockets stay open: a connection
-that closes without a farewell is a dead peer, known at once, whatever is being computed; one
-on which no sign of life comes for `peer_timeout` seconds is a peer that hangs.
+JAX's runtime ends a process with a stack trace where a peer does not come, where two have the
+same number or where the first one dies. So the processes meet before it starts, over a plain
+socket at the same address. Each says who it is and what it wants to run. Process 0 compares, and
+all go on or all end with the same line. A peer that does not know what is to be run is let go,
+alone. The sockets stay open. A connection that closes without a farewell is a dead peer, known at
+once, whatever is being computed. One without a sign of life for `peer_timeout` seconds hangs.
 
-Nothing here is encrypted or authenticated, and neither is JAX's runtime: for networks that
-are trusted. `lobby` is the place where they meet.
+Nothing here is encrypted or authenticated, and neither is JAX's runtime: use trusted networks
+only. `lobby` holds the code of the meeting itself.
 """
 
 from __future__ import annotations
@@ -176,8 +175,8 @@ def meet(
 
   Args:
     coordinator: "HOST:PORT" of process 0, where it listens until all have come.
-    same: what all must give alike, by name: `config`, a digest of what this process is going
-      to run, is compared and not shown, anything else is.
+    same: {name: text} that all must give alike. `config` is a digest of what this process is
+      going to run; it is never shown. Other texts are shown where they differ.
     timeout: seconds to wait for the others.
     peer_timeout: seconds without a sign of life after which a peer counts as hanging; the
       same in all.

@@ -1,7 +1,7 @@
 """Counts the work of a compiled program from its HLO text: products, memory, exchanges, loops.
 
-XLA's own cost analysis is not there for GPUs. Where it is, it counts the body of a loop once, and
-counts what a TPU keeps in its small fast memory as if it went to the large one. Here:
+XLA's own cost analysis does not exist for GPUs. Elsewhere it counts the body of a loop once, and a
+TPU's small fast memory as if it were the large one. Here:
 
 | what          | how it is counted                                                           |
 | ------------- | --------------------------------------------------------------------------- |
@@ -9,7 +9,7 @@ counts what a TPU keeps in its small fast memory as if it went to the large one.
 | memory bytes  | operands, each once, and results of each kernel that lie in device memory   |
 | slices        | of an array that a kernel only slices or updates: the slice, or the update  |
 | a loop        | its body times its trips; where the compiler states none: once, and said so |
-| a conditional | its costliest branch, but no branch of constants, and none that is marked   |
+| a conditional | the branch of most memory bytes, but none of constants, and none marked     |
 |               | as rarely taken (`dpjax.branches`): only unusual examples need those        |
 
 Elementwise operations are no flops here: they run beside the matrix units, bound by memory.
@@ -46,16 +46,16 @@ class ProgramCounts(NamedTuple):
   """The work of one call of a program on one device."""
 
   flops: float = 0.0  # of matrix products and convolutions
-  narrow_flops: float = 0.0  # of these, such of operands of 16 bits or fewer
+  narrow_flops: float = 0.0  # of these, those with operands of at most 16 bits
   memory_bytes: float = 0.0  # read from and written to the device's memory
   sent_bytes: float = 0.0  # results of exchanges between devices
   kernels: int = 0  # that run, those in a loop once a trip
   fusions: int = 0  # in the text, outside of other fusions
   loops: int = 0  # in the text
-  unknown_loops: int = 0  # of these, such whose trips are not stated: counted as one
+  unknown_loops: int = 0  # of these, those without stated trips: counted as one trip
 
   def times(self, trips: int) -> ProgramCounts:
-    """Returns the work of a loop's trips; what stands in the text stays."""
+    """Returns the work of a loop's trips; counts of the text (fusions, loops) stay."""
     return self._replace(
       flops=self.flops * trips,
       narrow_flops=self.narrow_flops * trips,
@@ -143,7 +143,7 @@ def _instruction(name: str, text: str) -> _Instruction:
 
 
 def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
-  """(computations by name, the name of the first that runs)."""
+  """Returns (computations by name, the name of the first that runs)."""
   computations: dict[str, _Computation] = {}
   entry = ""
   current: dict[str, _Instruction] = {}
@@ -209,7 +209,7 @@ def _convolution_flops(
 
 
 def _product_flops(each: _Instruction, operands: list[_Array]) -> float:
-  """Flops of an instruction of its own, not of what it calls."""
+  """Returns the flops of an instruction itself, without what it calls."""
   target = re.search(r'custom_call_target="([^"]*)"', each.attributes)
   called = target[1] if target else ""
   if each.opcode == "dot":
@@ -288,7 +288,7 @@ class _Reader:
     counts = [self.counted(name) for name in usual or alive or branches]
     if not counts:
       return ProgramCounts()
-    # Of the rest the costliest, as XLA counts.
+    # Of the rest the branch with most memory bytes; one whose trips are all stated goes first.
     return min(counts, key=lambda count: (count.unknown_loops, -count.memory_bytes))
 
   def _is_rare(self, name: str) -> bool:
@@ -355,7 +355,7 @@ class _Reader:
     return any(term and term.opcode == "constant" and term.inside == "1" for term in terms)
 
   def _flops(self, computation: _Computation, each: _Instruction) -> tuple[float, float]:
-    """(all, those of narrow operands) of an instruction and of what it is fused from."""
+    """Returns (flops, those of narrow operands) of an instruction and of what it fuses."""
     operands = [
       array for name in each.operands for array in computation.arrays_of(name)[:1]
     ]

@@ -1,8 +1,8 @@
 """Rows of bytes in append-only files: client states on disk.
 
-A row that is written anew is written at another place, so anyone who holds an earlier index still
-reads what it named. An index says of each client where its row lies and a digest of it: a torn
-write, an edited file and a file of another run are reported when they are read.
+A new version of a row is written at another place, so an earlier index still reads the earlier
+version. An index holds the place and a digest of each client's row. So a torn write, an edited
+file and a file of another run are reported when they are read.
 
 Of several processes all make the same calls; process 0 alone touches the files.
 """
@@ -184,7 +184,7 @@ class Journal:
     closed = set(self._rows) - {self._open}
     for segment in sorted(_segments(index) & closed):
       clients = np.flatnonzero(index[:, 0] == segment)
-      # A file that is half full is not worth copying.
+      # A file of which at least half is in use is not worth copying.
       if 2 * len(clients) >= self._rows[segment]:
         continue
       for who in clients.tolist():
@@ -193,7 +193,7 @@ class Journal:
     return moved
 
   def resume(self, index: np.ndarray) -> None:
-    """Resumes from this index; removes nothing before the next."""
+    """Resumes from this index; removes nothing before the next call of `keep`."""
     self._named = [_segments(index)]
 
   def keep(self, index: np.ndarray) -> None:

@@ -1,12 +1,12 @@
 """Machines that are not here, as targets of the compiler: `tpu:v5e:2x4`, `gpu:h100:8`.
 
 XLA compiles for a chip that is absent. So a program's memory, its exchanges and its work are known
-before anybody rents the chip; how long it takes is not. What is published about each chip stands
-in `CHIPS`.
+before anybody rents the chip; its running time is not. `CHIPS` holds the published figures of
+each chip.
 
   pip install 'dpjax[targets]'   # libtpu; JAX's CUDA plugin and nvcc, without driver or libraries
 
-Nothing runs on such devices, and the CPU stays JAX's own: arrays are made there, and only what is
+Nothing runs on such devices. JAX's own device stays the CPU, where arrays are made. Only what is
 lowered for a target's devices is compiled for them.
 """
 
@@ -176,7 +176,7 @@ class Machine:
     """Returns its devices, which a program can be compiled for and nothing runs on.
 
     Raises:
-      UserError: its compiler is not installed, or is of another version of JAX; there is no such
+      UserError: its compiler is not installed or is of another version of JAX, or knows no such
         machine.
     """
     _check_installed(self.chip.platform, jax.__version__)
@@ -300,7 +300,7 @@ def card(chip: Chip) -> str:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-  """Keeps what native code writes to stderr from it: both compilers warn, in many lines, that the
+  """Discards what native code writes to stderr: both compilers warn, in many lines, that the
   machine is not there."""
   kept = os.dup(2)
   nothing = os.open(os.devnull, os.O_WRONLY)
@@ -336,7 +336,7 @@ def _devices(target: Machine) -> tuple[Any, ...]:
   else:
     name = f"{target.name}:{layout}"
     platform = "tpu"
-    # A slice of up to 8 chips is one machine's; libtpu would take machines of 2x2.
+    # A slice of up to 8 chips is one machine, where libtpu would assume machines of 2x2.
     if target.num_devices <= 8 and len(sizes) == 2:
       options["chips_per_host_bounds"] = [*sizes, 1]
     elif target.num_devices == 1:

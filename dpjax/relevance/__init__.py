@@ -1,8 +1,8 @@
 """Relevance: layer-wise relevance propagation, and noise that follows it.
 
-The adaptive-Laplace family (RADP, AdLM, ILM) in two modes: as the papers have it, where
-every epsilon is a claim beside the list of its failed assumptions; and rigorously, where
-it is proved. `pipeline.run` runs any method; `lrp.relevance` explains any feed-forward net.
+The adaptive-Laplace family (RADP, AdLM, ILM) as in the papers: every epsilon is a claim, listed
+with its failed assumptions. RADP also has a rigorous mode with a proof (`rigorous`).
+`pipeline.run` runs any method; `lrp.relevance` explains any feed-forward net.
 """
 
 from typing import TYPE_CHECKING

@@ -3,8 +3,8 @@
 One map of Laplace noise for ALL images of a batch, divided by the batch size; the last
 hidden layer normalised over the batch and clipped to [-1, 1]; a quadratic approximation of
 the sigmoid cross-entropy whose coefficients get noise once. The training loss holds the
-constants z^2 / 8 and N * W, so it is not comparable with a cross-entropy: report that of
-the logits instead.
+terms z^2 / 8 and N * W, so it is not comparable with a cross-entropy. Report the cross-entropy
+of the logits instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Net(NamedTuple):
   init: Callable[..., Any]
   apply: Callable[..., Array]
   refresh: Callable[..., Any]  # (params, statistics) -> params with newer running ones
-  in_batch: Callable[..., Any]  # (params, x) -> logits by the batch's own statistics, these
+  in_batch: Callable[..., Any]  # (params, x) -> (logits by the batch's statistics, those)
 
 
 def net(body: Any, num_classes: int) -> Net:
@@ -95,7 +95,7 @@ def input_scales(
 def loss_noise(
   key: Array, how: AdLM, *, num_classes: int, epsilon: float, batch_size: int
 ) -> Array:
-  """N [h, K]: Laplace of scale K (h + h^2 / 4) / eps3 / L, drawn once; 0 without `loss_noise`."""
+  """Draws N [h, K] once, Laplace of scale K (h + h^2 / 4) / eps3 / L; 0 without `loss_noise`."""
   scale = num_classes * (how.hidden + how.hidden**2 / 4) / epsilon / batch_size
   like = jnp.zeros((how.hidden, num_classes), jnp.float32)
   if not how.loss_noise:
@@ -104,10 +104,10 @@ def loss_noise(
 
 
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:
-  """sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8, minus sum(N * W), mean over a batch.
+  """Returns a loss: the mean over a batch of sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8,
+  less sum(N * W). The sum over k is the sigmoid cross-entropy, to second order in |z|.
 
-  The first part is the sigmoid cross-entropy with log(1 + e^-|z|) to second order. Returned
-  with the statistics of the batch.
+  The loss returns (value, statistics of the batch).
   """
 
   def loss(params: Any, x: Any, y: Any) -> tuple[Array, Any]:

@@ -21,7 +21,7 @@ DRAWS = ("record_once", "record_fresh", "batch", "run")
 
 
 def entropy_bits(shares: HostArray) -> np.ndarray:
-  """-R_j log2 R_j (eq. 15), 0 where R_j is 0: at most 0.5307 bits, at R_j = 1 / e.
+  """Entropies -R_j log2 R_j in bits (eq. 15), 0 where R_j is 0; at most 0.5307, at R_j = 1 / e.
 
   >>> entropy_bits([0.5, 0.5, 0.0]).tolist()
   [0.5, 0.5, 0.0]
@@ -36,8 +36,8 @@ def entropy_bits(shares: HostArray) -> np.ndarray:
 def value_frequencies(values: HostArray) -> np.ndarray:
   """Returns how often each entry's value occurs in its column, as a share (eq. 12): [n, d].
 
-  Nothing here uses it, nor does the paper's algorithm: it takes the entropies of relevance
-  shares (eq. 15), not of the values' frequencies that eq. 11 and 12 define.
+  No method uses these frequencies (eqs. 11 and 12). The paper's algorithm takes the entropies
+  of relevance shares (eq. 15) instead.
 
   Args:
     values: [n, d], n >= 1.
@@ -56,7 +56,7 @@ def value_frequencies(values: HostArray) -> np.ndarray:
 
 
 def default_entropy_floor(num_features: int) -> float:
-  """log2(d) / d: the entropy of a feature when all are alike. Public.
+  """Entropy log2(d) / d of a feature when all d are alike. It reads no data.
 
   >>> round(default_entropy_floor(784), 4)
   0.0123
@@ -65,10 +65,10 @@ def default_entropy_floor(num_features: int) -> float:
 
 
 def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> np.ndarray:
-  """(1 / n) / max(eps_j, floor): the scale of the noise on R_j (Algorithm 2, step 14).
+  """Scales (1 / n) / max(eps_j, floor) of the noise on R_j (Algorithm 2, step 14).
 
   The paper has floor 0, where a feature without relevance gets infinite noise. The scale
-  depends on the data, so this noise is no epsilon-DP for any epsilon.
+  depends on the data, so no epsilon holds for this noise.
   """
   validate.non_negative(floor=floor)
   with np.errstate(divide="ignore"):
@@ -76,7 +76,7 @@ def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> n
 
 
 def probability_negative(shares: HostArray, num_records: int) -> np.ndarray:
-  """P(R_j + Lap((1 / n) / eps_j) < 0) = exp(-n R_j eps_j) / 2, in the paper as printed.
+  """Probability exp(-n R_j eps_j) / 2 that R_j + Lap((1 / n) / eps_j) < 0, as in the paper.
 
   >>> round(float(probability_negative([1 / 784] * 784, 60_000)[0]), 3)
   0.196
@@ -86,7 +86,7 @@ def probability_negative(shares: HostArray, num_records: int) -> np.ndarray:
 
 
 def default_floor(num_features: int) -> float:
-  """0.1 / d: the least relevance that a feature receives. Public.
+  """Default floor 0.1 / d, to which smaller noisy relevances are raised. It reads no data.
 
   >>> default_floor(100)
   0.001
@@ -95,10 +95,10 @@ def default_floor(num_features: int) -> float:
 
 
 def floor_normalized(noisy: HostArray, floor: float, power: float = 1.0) -> np.ndarray:
-  """beta_j = max(R_j, floor)^power / sum of them: > 0, sums to 1, monotone in R_j.
+  """Returns beta_j = max(R_j, floor)^power / sum of them: > 0, sums to 1, monotone in R_j.
 
-  Post-processing of the noisy shares, so it costs nothing. The paper divides by the sum as
-  it is, and so gets negative shares and negative noise scales.
+  This is post-processing of the noisy shares, so it costs no privacy. The paper has no floor,
+  and so gets negative shares and negative noise scales.
 
   >>> floor_normalized([0.6, -0.2, 0.2], floor=0.2).tolist()
   [0.6, 0.2, 0.2]
@@ -122,8 +122,8 @@ def uniform(num_features: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """A reading of Algorithm 3 and of the code that it descends from. Noise has scale m /
-  (beta'_j eps2), with m = L or 1 and beta' = beta or d * beta.
+  """One interpretation of Algorithm 3, or of the AdLM code before it. Noise has scale
+  m / (beta'_j eps2), with m = L (the batch size) or 1, and beta' = beta or d * beta.
 
   >>> PRESETS["P2"].scales(np.array([0.25, 0.75]), epsilon=2.0, batch_size=100).tolist()
   [2.0, 0.6666666666666666]
@@ -155,8 +155,8 @@ PRESETS = {
 
 
 def local_epsilon(scales: HostArray, *, channels: int = 1, width: float = 1.0) -> float:
-  """sum_j channels * width / b_j: the epsilon that independent, one-time Laplace noise
-  proves. Entries of a record lie in an interval of this width (pure local DP, replace-one).
+  """Epsilon sum_j channels * width / b_j that independent, one-time Laplace noise proves. It is
+  pure and local, under replace_one, for records with entries in an interval of this width.
 
   >>> local_epsilon([2.0, 4.0], channels=2)
   1.5

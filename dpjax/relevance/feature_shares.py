@@ -1,8 +1,8 @@
 """From relevance maps to each feature's share: p [n, d] on the simplex, and its mean R [d].
 
-A feature is a place of an image; its channels are summed. Everything that the privacy
-proofs need is in one fact: every row of p is >= 0 and sums to 1, whatever the record and
-whatever the model, so replacing a record moves the mean by at most 2 / n in the L1 norm.
+A feature is a place of an image; its channels are summed. The privacy proofs need one fact:
+every row of p is >= 0 and sums to 1, for every record and model. So with a fixed model,
+replacing a record moves the mean by at most 2 / n in the L1 norm.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def num_features(shape: tuple[int, ...]) -> int:
 
 
 def shares(scores: HostArray, norm: str = "abs") -> np.ndarray:
-  """Relevance scores [n, *features] as shares p [n, d], float64.
+  """Turns relevance scores [n, *features] into shares p [n, d], float64.
 
   | norm   | share of feature j        | on the simplex?                         |
   | ------ | ------------------------- | --------------------------------------- |
@@ -45,8 +45,8 @@ def shares(scores: HostArray, norm: str = "abs") -> np.ndarray:
   | "relu" | max(R_j, 0) / sum of them | always                                  |
   | "raw"  | R_j / sum R (eq. 10)      | UserError unless every R has one sign   |
 
-  A row that sums to less than 1e-12, or is not finite, becomes 1 / d everywhere: dropping
-  it would make n depend on the data.
+  Where the divisor of "abs" or "relu" is at most 1e-12 or not finite, the row becomes 1 / d.
+  Dropping the row would make n depend on the data. "raw" raises unless its shares are in [0, 1].
 
   >>> shares([[[[3.0, -2.0]], [[-3.0, 0.0]]]])  # one image of 2 places, 2 channels
   array([[0.25, 0.75]])
@@ -96,15 +96,15 @@ def mean_shares(
   norm: str = "abs",
   batch_size=200,
 ) -> np.ndarray:
-  """R [d]: the mean over `data` of each feature's share; sums to 1. NOT private.
+  """Mean R [d] over `data` of each feature's share; it sums to 1. NOT private.
 
   Args:
     apply: the same function each time, so that it is compiled once.
     data: anything with arrays `.x` [n, ...] and `.y` [n].
 
-  Guarantee: with norm "abs" or "relu", replacing one record of `data` changes R by at most
-  2 / n in the L1 norm and sqrt(2) / n in the L2 norm, for parameters that do not depend
-  on the data (test T9).
+  Guarantee, with norm "abs" or "relu" and parameters that do not depend on `data`: replacing
+  one record of `data` changes R by at most 2 / n in the L1 norm and sqrt(2) / n in the L2
+  norm.
   """
   if not isinstance(apply, Hashable):
     raise UserError(

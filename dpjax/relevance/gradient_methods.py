@@ -59,7 +59,7 @@ def make_plan(
 
   Args:
     before: a pure epsilon that the same total must also cover (radp_dpsgd's relevance).
-    delta, relation: None: those of its settings.
+    delta, relation: None for those of `job.private`.
   """
   how = job.private
   size = min(job.training.batch_size, num_records)
@@ -70,7 +70,7 @@ def make_plan(
   return _plan(num_records, size, epochs, epsilon, delta, clip, relation, before)
 
 
-# The seeds of one test share their calibration.
+# Calibration is slow, so runs that differ only in their seed share it.
 @functools.lru_cache(maxsize=32)
 def _plan(
   num_records: int,
@@ -217,8 +217,8 @@ def iterative(job: Inputs) -> optax.GradientTransformation:
 def dpdligdo(job: Inputs) -> Outcome:
   """DPDLIGDO (Ding et al. 2022): an iterative optimizer on the clipped, noisy gradient.
 
-  With `legacy_microbatch` 2, as its published code has it, pairs are clipped together; the
-  epsilon that it reports is then a claim, and the corrected one stands beside it.
+  With `legacy_microbatch` 2, as in its published code, pairs are clipped together. The epsilon
+  is then only a claim, and the details hold `corrected_epsilon`.
   """
   if job.private.legacy_microbatch == 1:
     return _standard(job, iterative(job), job.nets.second)
@@ -263,8 +263,8 @@ def _in_pairs(job: Inputs) -> Outcome:
   half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
   plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)
   loss_fn = pair_loss(losses.softmax_cross_entropy(model.apply))
-  # With a replaced record, one step separates (1 - q) N(0) + q N(u) from (1 - q) N(0) + q
-  # N(v), |u - v| <= 2 C. That is no easier than removal at distance 2 C (joint convexity).
+  # Replacing a record turns a step (1 - q) N(0) + q N(u) into (1 - q) N(0) + q N(v), with
+  # |u - v| <= 2 C. By joint convexity, removal at distance 2 C is no harder to detect.
   corrected = _spent(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2))
   guarantee = Privacy(
     kind="claimed",
@@ -319,10 +319,10 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
 def radp_dpsgd(job: Inputs) -> Outcome:
   """Weights inputs by DP relevance, (d beta_j)^kappa, then runs DP-SGD; both are composed.
 
-  Model 1 is untrained, so that it costs nothing; images have one relevance for each block
-  of `private.relevance_pool` by as many places, which drowns less in the same noise. The
-  weights are drawn smoothly between the blocks' centres, and scaled so that their square
-  is 1 on average where relevance is: the optimizer sees inputs of the usual size.
+  Model 1 is untrained, so that it costs nothing. Images have one relevance for each block of
+  `private.relevance_pool` by as many places, which the same noise distorts less. The weights
+  are scaled so that their square, averaged with weights beta, is 1: inputs keep their usual
+  size. Between the centres of blocks they are interpolated.
 
   Guarantee: (epsilon, delta) of the relevance's Laplace mechanism composed with the plan,
   under the plan's relation, with the number of records public.
@@ -369,13 +369,13 @@ def _weights(job: Inputs, relation: str) -> tuple[np.ndarray, np.ndarray]:
 def input_weights(
   beta: np.ndarray, kappa: float, shape: tuple[int, ...], pool: int
 ) -> np.ndarray:
-  """(d beta_j)^kappa, scaled so that sum_j beta_j w_j^2 = 1, in the shape of one example.
+  """Weights w ~ (d beta_j)^kappa with sum_j beta_j w_j^2 = 1, in the shape of one example.
 
   Args:
     beta: [d], one for each feature, or for each block of `pool` x `pool` places of an image.
     shape: shape of one example; an image's channels share the weight of their place.
 
-  Post-processing of a private beta: free.
+  Blocks are interpolated after the scaling. Post-processing of a private beta costs nothing.
 
   >>> input_weights(np.array([0.5, 0.5]), 0.5, (2,), 1).tolist()
   [1.0, 1.0]

@@ -27,8 +27,8 @@ RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
 class Keys(NamedTuple):
   """Every source of randomness. `noise` and `secret` determine the noise: keep them secret.
 
-  `run` binds these two to the method, the settings and the records, so that one value for two
-  data sets, or for two settings, draws noise and batches of its own for each.
+  `run` mixes the method, the settings and the records into these two. So the same keys give
+  other noise and other batches for other data or other settings.
   """
 
   init: jax.Array  # key of initial parameters
@@ -93,7 +93,7 @@ class Inputs:
 
   @property
   def num_features(self) -> int:
-    """Number of places of an image."""
+    """Number of features: places of an image, entries of anything else."""
     return feature_shares.num_features(self.shape)
 
   def initial(self, model: Any, x: Any, index: int | None = None) -> Any:
@@ -101,16 +101,16 @@ class Inputs:
     initialiser sees a record.
 
     Args:
-      index: index of the net, where several begin with keys of their own.
+      index: of the net, folded into the initial key; None: the initial key itself.
     """
     key = self.keys.init
     key = key if index is None else jax.random.fold_in(key, index)
     return model.init(key, jnp.zeros((1, *x.shape[1:]), x.dtype))
 
   def once(self, make: Callable[[], Any], *what: Any) -> Any:
-    """Returns make(), or the cached result of a job with equal memo, `what`, training
-    records, model 1, training, initial key and order of batches. Not for anything that
-    draws noise.
+    """Returns make(), or its cached result. Jobs share it if they share the memo, `what`, the
+    training data and settings, model 1, the initial key and the order of batches. Not for
+    anything that draws noise.
     """
     init = np.asarray(jax.random.key_data(self.keys.init)).tobytes()
     mine = (id(self.train), self.nets.first, self.training, init, self.keys.order)
@@ -120,12 +120,11 @@ class Inputs:
     return self.memo[*mine, *what][1]
 
   def bound(self, *how: Any) -> Inputs:
-    """Returns this job with noise that is a function of the settings (also `how`) and of
-    the records.
+    """Returns this job with keys that depend on the settings (also `how`) and on the records.
 
-    With one noise at two scales the records could be solved for, and with one noise on two
-    data sets their difference is free of it. Under a secret key the noise of every (settings,
-    records) is a draw of its own.
+    The same noise at two scales would reveal the records, and the same noise on two data sets
+    would cancel in their difference. Under a secret key, each pair of settings and records gets
+    a separate draw.
     """
     settings = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
     settings += (self.train.num_classes, self.keys.order)
@@ -171,7 +170,7 @@ class Inputs:
     test: Dataset | None = None,
     **how: Any,
   ) -> Outcome:
-    """Returns the outcome of a net that `fit` trains on records; `privacy` is its guarantee."""
+    """Trains a net by `fit` and returns its outcome; `privacy` is what the caller accounted."""
     seen = self.test if test is None else test
     # Each net has its own initial key: model 1 has index 1.
     initial = self.initial(net, seen.x, 2)
@@ -202,7 +201,7 @@ class Inputs:
     return functools.partial(train.in_one_go, on_epoch=self.on_epoch)
 
   def scored(self, apply: Callable, test: Any = None) -> train.Scored:
-    """Evaluates parameters on the test set."""
+    """Returns a function that evaluates parameters on `test`; None: the job's test set."""
     test = self.test if test is None else test
     return lambda params: metrics.evaluate(apply, params, test)
 

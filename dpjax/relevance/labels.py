@@ -31,7 +31,7 @@ def noisy_labels(
   """Keeps each label with probability e^eps / (e^eps + K - 1), else draws another one; [n]
   int32.
 
-  The coins of record i come from fold_in(key, i): they are thrown once.
+  The randomness of record i is a function of (key, i), so repeated calls give the same label.
 
   Guarantee: (epsilon, 0)-DP for each record under replace_one (local).
 
@@ -71,7 +71,7 @@ def keep_probability(epsilon: float, num_classes: int) -> float:
 
 
 def transition(epsilon: float, num_classes: int) -> np.ndarray:
-  """T [K, K]: T[a, b] = P(the response is b | the label is a).
+  """Matrix T [K, K] with T[a, b] = P(the response is b | the label is a).
 
   >>> transition(np.log(3.0), 2).round(6).tolist()
   [[0.75, 0.25], [0.25, 0.75]]

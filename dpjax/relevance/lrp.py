@@ -40,7 +40,7 @@ from dpjax.validate import UserError
 RULES = ("epsilon", "z_plus", "alpha_beta")
 INPUT_RULES = ("same", "z_box")
 TARGETS = ("true_class", "predicted_class", "all_logits")
-# Smaller than any contribution that matters, but not rounded to zero.
+# Least divisor of a relative gap: smaller than any relevance that matters.
 _TINY = 1e-9
 Apply = Callable[[Params, Any], Array]
 
@@ -101,7 +101,7 @@ class Relevance(NamedTuple):
 
 
 def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Relevance:
-  """The relevance of each entry of x [B, ...] for the logits [B, K] of `apply`.
+  """Computes the relevance of each entry of x [B, ...] for the logits [B, K] of `apply`.
 
   Args:
     y: [B] integer labels; used by target "true_class" only.
@@ -131,7 +131,7 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
 
 @_moved.rename_keywords(found="scored")
 def conservation_gap(scored: Relevance) -> Array:
-  """[B] |sum of the scores - relevance passed down| / max(|relevance passed down|, 1e-9).
+  """Gaps [B]: |sum of the scores - start| / max(|start|, 1e-9), start as in `Relevance`.
 
   Zero where there are no biases and no stabilizer; otherwise the relevance that they absorbed.
   """
@@ -353,7 +353,7 @@ def _follow(step: Node, parts: tuple[Array, Array]) -> tuple[Array, Array]:
 
 
 def _alpha_beta(layer: _Layer, a: Array, arrived: Array, how: Lrp) -> Array:
-  """Separates contributions by sign, and inputs by sign, too."""
+  """Applies alpha_beta or z_plus, which part the weights and the inputs by sign."""
   above = lambda v: _parted(layer, v)[0]
   below = lambda v: _parted(layer, v)[1]
   plus = jnp.maximum(a, 0)

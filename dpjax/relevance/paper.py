@@ -1,6 +1,6 @@
 """RADP as in the paper (Kang and Wang 2024), and which of its assumptions fail.
 
-The numbers that it claims are returned as claims. No epsilon is proved for this mode.
+The epsilons of the paper are returned as claims. No epsilon is proved for this mode.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BATCH_SUMS = {
 
 
 class Features(NamedTuple):
-  """Stages 1 and 2: the noise on the features, and its claimed epsilon."""
+  """Result of stages 1 and 2: shares, noise scales and epsilon_1, which is a claim."""
 
   relevance: np.ndarray  # [d] R, NOT private
   beta: np.ndarray  # [d]
@@ -74,7 +74,7 @@ def features(
   num_records: int,
   batch_size: int,
 ) -> Features:
-  """Algorithms 2 (from step 11) and 3 (to step 5), with the repairs that `how` names.
+  """Runs algorithms 2 (from step 11) and 3 (to step 5), with the repairs that `how` names.
 
   >>> drawn = features(jax.random.key(0), np.full(4, 0.25), Paper(), epsilon=2.0,
   ...                  num_records=1000, batch_size=10)
@@ -148,7 +148,7 @@ def failed_assumptions(
 def departures(how: Paper, *, num_records: int, averaged: int) -> list[str]:
   """Returns the differences of this run from the paper: "name: difference" in order.
 
-  None of it concerns privacy, in which `failed_assumptions` says what fails.
+  These lines do not judge the privacy: `failed_assumptions` says what fails there.
 
   Args:
     how: the settings of the run.
@@ -198,8 +198,8 @@ def theorem_6_series(z: float, num_terms: int) -> float:
 def local_epsilon(paper_features: Features, how: Paper, num_channels: int) -> float:
   """Epsilon that independent, one-time Laplace noise of these scales WOULD prove.
 
-  It covers a record's features, labels, model 1 and beta left aside. Infinite for shared or
-  repeated noise. Information only: no epsilon of the whole method.
+  It covers a record's features only, not its label, model 1 or beta. Infinite for Gaussian,
+  shared or repeated noise. Information only: no epsilon of the whole method.
   """
   once = how.reading.draw == "record_once" and how.mechanism == "laplace"
   if not once or (how.shared_channels and num_channels > 1):

@@ -2,7 +2,7 @@
 
 | method          | mode of proof                                                            |
 | --------------- | ------------------------------------------------------------------------ |
-| radp            | paper: claimed; rigorous: proved under replace_one                       |
+| radp            | paper: claimed; rigorous: proved (replace_one), claimed if model1=public |
 | radp_dpsgd      | proved: DP relevance weights the inputs, then DP-SGD; composed           |
 | adlm, ilm       | claimed only                                                             |
 | dpsgd           | proved: clipped, noisy gradients behind SGD (Abadi et al. 2016)          |
@@ -84,8 +84,8 @@ def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
 
 
 def run(method: str, mode: str, job: Inputs) -> Outcome:
-  """Runs one method; `mode` matters for "radp" only. Noise and batches are bound to method,
-  settings and records: see `Keys`.
+  """Runs one method; `mode` matters for "radp" only. Noise and batches depend on the method,
+  the settings and the records: see `Keys`.
 
   Raises:
     UserError: an unknown method or mode, or what rigorous mode refuses, by name.

@@ -15,8 +15,8 @@ from dpjax.relevance.rigorous import StageCharge
 class Privacy:
   """An epsilon, its kind, and its neighbouring relation.
 
-  A claim comes with the list of its failed assumptions; only `proved` fills
-  `proved_epsilon`.
+  A claim comes with the list of its failed assumptions. `proved_epsilon` is None unless `kind`
+  is "proved".
   """
 
   kind: str  # "proved" | "claimed" | "none"
@@ -44,7 +44,7 @@ class Privacy:
     return self.epsilon if self.kind == "proved" else None
 
   def to_json(self) -> dict[str, Any]:
-    """The privacy part of result.json."""
+    """Returns the privacy part of result.json."""
     return {
       "epsilon": self.epsilon,
       "delta": self.delta,
@@ -75,10 +75,10 @@ def proved(
   rests_on: Sequence[str] = (),
   **details: Any,
 ) -> Privacy:
-  """A proved epsilon; the claim coincides with it.
+  """Returns the record of a proved epsilon; `claimed_epsilon` is the same number.
 
   Args:
-    rests_on: assumption that nobody can check; with one, the epsilon is a claim.
+    rests_on: assumptions that cannot be checked; with any, the kind is "claimed".
 
   >>> proved(1.0, 1e-5, "replace_one").claimed_epsilon
   1.0

@@ -1,9 +1,8 @@
-"""Noise on records: one stream per record, scales per feature, rounded to a public grid.
+"""Noise on records: one key per record, scales per feature, rounded to a public grid.
 
-The noise of record i is drawn from fold_in(key, i), so that it is the same whenever it is
-asked for (drawn ONCE per record: only then does it cost once), and no two records share
-any. The other ways to draw are those of the code that the paper descends from; they are
-here to be measured and attacked.
+The noise of record i is drawn from fold_in(key, i). So it is the same at every call, and no
+two records share any. Noise that is drawn ONCE per record costs once. The other ways to draw
+are those of the code before the paper; they are here to be measured and attacked.
 
 | draw           | noise                         | what is proved for a record         |
 | -------------- | ----------------------------- | ----------------------------------- |
@@ -13,12 +12,11 @@ here to be measured and attacked.
 | "run"          | one map for the whole run     | nothing: differences are noise-free |
 
 Samples come from `dpjax.noise.source`: tails to 133 scales (Gaussian: 9.49 standard
-deviations), in the float type of the records. Its lattice depends on the value (Mironov
-2012); rounding to a public grid afterwards is post-processing and bounds which numbers can be
-seen. A feature's step is `GRID`, and where its scale is above 2 between scale / 2^8 and scale /
-2^7: so 2^15 floats lie in a cell, and what that leaves open is what `mechanisms.finite` says.
-With one step for all, a cell would hold three floats at scale 80,000, whose chances tell the
-record though a real number's would not.
+deviations), in the float type of the records. Which floats a sum can be depends on the record
+(Mironov 2012). Rounding to a public grid afterwards is post-processing, and limits which
+numbers can be seen. A feature's step is `GRID`, or for scales above 2 between scale / 2^8 and
+scale / 2^7. So 2^15 floats lie in a cell; `mechanisms.finite` says what that leaves open. With
+one step for all, a cell at scale 80,000 would hold three floats, whose odds reveal the record.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ def sample(
 ) -> jax.Array:
   """Draws a map of noise in the shape of an example; `scales` as `by_feature` gives them.
 
-  `dtype` is that of what it is added to: coarser noise would leave low bits bare.
+  `dtype` is that of the values to be noised: coarser noise would leave their low bits bare.
 
   For "gaussian" the scales are standard deviations. With `shared_channels` one value is
   used for all channels of a place (then their differences are noise-free).
@@ -99,11 +97,11 @@ def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
 
 
 def distinct_ids(record_ids: HostArray, count: int) -> np.ndarray:
-  """The ids, uint32 [count], from which streams of records are derived.
+  """Returns the ids as uint32 [count]; the noise of a record is drawn from its id.
 
   Raises:
     UserError: two records of one id, which would share their noise; ids that are no integers
-      in [0, 2^32), of which two that are given at different times could become one.
+      in [0, 2^32), since two of them could be cut to one id.
 
   >>> distinct_ids([7, 2**32 - 1], 2)
   array([         7, 4294967295], dtype=uint32)

@@ -1,12 +1,12 @@
 """RADP with a proof: stages A (model 1), B (relevance), C (features), L (labels), S (shuffle).
 
 Neighbours: replace_one on (image, label), n and all settings public; with labels="public"
-replace_one on the image alone. Records lie in [0, 1]; others are refused. Stage by stage:
+replace_one on the image alone. Records must lie in [0, 1]. An image has c channels:
 
 | stage | mechanism                                         | cost of a record in it         |
 | ----- | ------------------------------------------------- | ------------------------------ |
 | A     | none, public data, or DP-SGD on D1                | 0, 0, (eps_A, delta_A)         |
-| B     | mean share + Laplace(2 / (n1 eps_B))              | eps_B                          |
+| B     | mean share + Laplace(2 / (n1 eps_B)), or Gaussian | eps_B, or (eps_B, delta_B)     |
 | C     | laplace: b_j = c / (beta_j eps_C)                 | eps_C, local                   |
 | C     | laplace_clipped: weighted L1 clip to C,           | eps_C, local                   |
 |       | b_j = min(c, 2C) / (beta_j eps_C)                 |                                |
@@ -71,7 +71,7 @@ class StageCharge:
 
 
 def total(charges: Sequence[StageCharge]) -> tuple[float, float]:
-  """(epsilon, delta) of all stages: sums for the same records, the larger of D1 and D2.
+  """Total (epsilon, delta) of all stages: sums for the same records, the larger of D1 and D2.
 
   >>> a, b = StageCharge("B", "D1", 0.5, 0.0, ""), StageCharge("C", "D2", 2.0, 1e-6, "")
   >>> total([a, b]), total([a, b, dataclasses.replace(b, records="all")])
@@ -119,7 +119,7 @@ def noisy_relevance(
   Guarantee: (epsilon, delta)-DP under `neighboring_relation` for a mean of rows on the
   simplex (L1 sensitivity 2 / n, L2 sqrt(2) / n under replace_one; half, and 1 / n, under
   add_or_remove_one with a public n). Value and noise are float64: float32 noise would leave
-  the low bits of the mean bare. `mechanisms.finite` says what its grid leaves open.
+  the low bits of the mean without noise. `mechanisms.finite` says what its grid leaves open.
   """
   l1 = l1_sensitivity(num_records, neighboring_relation)
   l2 = (math.sqrt(2) if neighboring_relation == RELATION else 1.0) / num_records
@@ -243,7 +243,7 @@ class FeatureNoise:
 def feature_noise(
   beta: np.ndarray, how: Rigorous, *, epsilon: float, channels: int
 ) -> FeatureNoise:
-  """Returns the scales that make each record in [0, 1] (epsilon, delta)-DP separately.
+  """Returns noise that makes a record that passed `clipped` locally (epsilon, delta)-DP.
 
   >>> noise = feature_noise(np.array([0.5, 0.5]), Rigorous(features="laplace"),
   ...                       epsilon=2.0, channels=1)
@@ -252,8 +252,8 @@ def feature_noise(
   """
   validate.positive(epsilon=epsilon)
   if how.features == "gaussian":
-    # sqrt(gamma_j) x_j has L2 norm <= C, so it moves by 2 C:
-    # sigma_j = 2 C s / sqrt(gamma_j).
+    # The vector sqrt(beta_j) x_j has L2 norm <= C, so a record moves it by at most 2 C:
+    # sigma_j = 2 C s / sqrt(beta_j), s the noise multiplier.
     multiplier = mechanisms.analytic_noise_multiplier(epsilon, how.delta)
     scales = 2 * how.clip * _SLACK * multiplier / np.sqrt(beta)
     return FeatureNoise("gaussian", scales, epsilon, how.delta)
@@ -284,7 +284,7 @@ def _pld_factor(levels: tuple, counts: tuple, epsilon: float, delta: float) -> f
 
 
 def laplace_vector_event(scales: Sequence[float], counts: Sequence[int]) -> Any:
-  """The event of Laplace noise on a vector of entries in [0, 1], under replace_one.
+  """Returns the event of Laplace noise on a vector of entries in [0, 1], under replace_one.
 
   An entry is within 1/2 of the public centre, so the L1 bound of the accountant's
   convention is 1/2 and the multiplier is 2 b.

@@ -26,7 +26,7 @@ from dpjax.relevance.rigorous import StageCharge
 from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
 
-# A public guess, to weigh signal against noise; any number is private.
+# A guess at the signal's variance. It reads no data, so any number keeps the guarantee.
 _PIXEL_VARIANCE = 0.1
 _FLOAT_NOTE = (
   "Laplace and Gaussian samples are float32 with tails to 133 scales and 9.49 std, rounded "
@@ -48,11 +48,11 @@ class _Prepared(NamedTuple):
 
 
 def radp_rigorous(job: Inputs) -> Outcome:
-  """Runs RADP with a proof, stages A to S of `rigorous`. Any training afterwards is
-  post-processing.
+  """Runs RADP with a proof, stages A to S of `rigorous`; training afterwards is post-processing.
+  With model1="public" the epsilon is a claim: it assumes no private record in the public data.
 
-  The noise is bound to the settings and to the records: a second run with the same keys
-  and another epsilon, or other records, shares no noise with the first.
+  The noise depends on the settings and on the records. A second run with the same keys and
+  another epsilon, or other records, shares no noise with the first.
   """
   rigorous.check_domain(**{"train.x": job.train.x, "test.x": job.test.x})
   unbound = job
@@ -193,8 +193,7 @@ def _model_1(
 def check_public(train: Any, public: Any) -> None:
   """Raises where supposedly public data hold private records, or cannot be used.
 
-  Private records in it would go unaccounted; data of another shape or of other classes are
-  of no use.
+  Private records in public data would go unaccounted. Only exact copies of an image are found.
 
   Args:
     train, public: `dpjax.data.Dataset`s.

@@ -36,12 +36,12 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-  """The paper's mode: the reading of it, and the repairs that it needs to run.
+  """Settings of the paper's mode: how its text is read, and the repairs that it needs to run.
 
   Nothing is proved in this mode, whatever is chosen here.
   """
 
-  preset: str = "P3"  # P1 .. P5 of `budget.PRESETS`, or "custom" for the next three fields
+  preset: str = "P3"  # P1 .. P5 of `feature_budget.PRESETS`; "custom": the next three
   beta_norm: str = "mean1"
   times_batch_size: bool = False
   draw: str = "record_once"  # record_once | record_fresh | batch | run
@@ -74,7 +74,7 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Rigorous:
-  """The mode in which the epsilon is proved; see `relevance.rigorous`. Budgets are INPUTS.
+  """Settings of the mode with a proof; see `relevance.rigorous`. Budgets are INPUTS.
 
   `rel_noise`, `labels` and `draw` accept what the paper does only to refuse it by name.
   """

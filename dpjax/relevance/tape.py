@@ -1,10 +1,10 @@
 """The forward pass of a feed-forward net, recorded as layers with a relevance rule.
 
 `record` walks the jaxpr of `apply(params, x)`. What depends on the parameters alone is a
-constant; each equation that sees the input becomes a node of one of the kinds below, or,
-when it is a function of single entries (an activation, however it is spelt), no node at
-all: its result shares the *root* of its operand, and relevance passes to the root
-unchanged. Calls (jit, custom derivatives, remat) are entered.
+constant. An equation that sees the input becomes a node of one of the kinds below. A function
+of single entries (an activation, however it is spelt) makes no node: its result shares the
+*root* of its operand, and relevance passes to the root unchanged. Calls (jit, custom
+derivatives, remat) are entered.
 
 Of JAX this relies on `jax.make_jaxpr`, `jax.extend.core.Literal` and the names and
 parameters of the primitives listed here; tests pin them.
@@ -181,7 +181,7 @@ class _Recorder:
     body = eqn.params[_BODIES[eqn.primitive.name]]
     if not _is_activation(eqn, operands):
       return self.walk(body, operands)
-    # An activation is one node, whatever its inner steps.
+    # An activation makes no node, whatever its inner steps: its result shares the root.
     (cell,) = (operand for operand in operands if operand.data)
     cell.uses += 1
     (out,) = _Recorder().walk(body, [Cell(operand.value) for operand in operands])
@@ -246,7 +246,7 @@ def _affine(name: str, operands: list, data: list, value: Any) -> Cell | None:
   A scalar factor keeps the root. After a nonlinearity, so does a scalar constant of any
   kind: it is part of the activation, as in (1 + tanh(x)) / 2.
   """
-  # For example x + x^3, or x * sigmoid(x).
+  # Several functions of one root make one function of it: x + x^3, or x * sigmoid(x).
   if len(data) > 1:
     return _entrywise(data[0], value, nonlinear=True)
   (cell,) = data

@@ -31,7 +31,7 @@ Scored = Callable[[Any], dict[str, float]]  # params -> scores
 
 
 class Steps(NamedTuple):
-  """A training as data, for a trainer."""
+  """Description of a training that a `Trainer` carries out."""
 
   name: str  # of what is trained: one of the method's trainings
   num_steps: int
@@ -53,7 +53,7 @@ OnEpoch = Callable[[int, dict[str, float]], None]  # (epochs done, scores)
 
 
 def in_one_go(steps: Steps, on_epoch: OnEpoch | None = None) -> Any:
-  """A `Trainer` that keeps everything in memory."""
+  """Carries out all steps at once and saves nothing: the default `Trainer`."""
   state = steps.init()
   for done, draw in enumerate(steps.draws(0), start=1):
     state = steps.step(state, draw)
@@ -86,7 +86,7 @@ def corrected(
 
 
 def num_parts(batch_size: int, backend: str | None = None) -> int:
-  """Number of equal parts of a batch: at most 64 examples each on a CPU.
+  """Number of equal parts of a batch: on a CPU at most 64, of at most 64 examples each, or else 1.
 
   >>> num_parts(600, "cpu"), num_parts(601, "cpu"), num_parts(600, "gpu")
   (10, 1, 1)
@@ -98,8 +98,8 @@ def num_parts(batch_size: int, backend: str | None = None) -> int:
 
 
 def _in_parts(loss: BatchLoss, parts: int) -> Callable[..., Any]:
-  """Returns (mean of the gradients of equal parts of a batch, None): the gradient of a mean
-  loss."""
+  """Returns a function that gives (gradient of a mean loss, None): the mean of the gradients of
+  equal parts of a batch."""
 
   @jax.jit
   def add(total: Any, params: Any, x: Any, y: Any) -> Any:
@@ -143,11 +143,11 @@ def fit(
     records: epoch -> (x [n, ...], y [n]) to learn from in that epoch.
     name, scored: see `Steps`. trainer: carries the steps out.
     corrupt: (x of a batch, step) -> x, for noise that a batch shares.
-    refresh: (params, seen) -> params, after each step; `loss` then returns (mean, seen), and
-      is not the mean of that of the batch's parts, which a CPU otherwise takes one by one.
+    refresh: (params, seen) -> params, after each step. `loss` then returns (mean, seen) and
+      gets whole batches, as it may mix examples; None: a CPU takes batches in parts.
     anneal: let the learning rate fall to 0 along a cosine.
 
-  The remainder of an epoch is dropped; with fewer records than a batch, all are one batch.
+  Records after an epoch's last full batch are dropped; fewer than a batch are one batch.
   """
   size = min(how.batch_size, num_records)
   per_epoch = num_records // size

@@ -1,10 +1,10 @@
 """The code of a run, so that edited code never shares noise with the code before the edit.
 
-Two runs with one noise and two codes give their exact clipped sums away: the difference of what
-they release holds no noise. So `of` names the code, `experiments.run.run_keys` binds every key to
-that name, and a run that was begun goes on with the same code alone.
+Two runs with the same noise and different code reveal their exact clipped sums: the difference of
+their releases holds no noise. So `of` names the code, `experiments.run.run_keys` binds every key to
+that name, and a run can be resumed with the same code only.
 
-| code                                            | is told by                                 |
+| code                                            | is identified by                           |
 | ----------------------------------------------- | ------------------------------------------ |
 | files of the user that the run reaches          | name of the module, SHA-256 of its source  |
 | dpjax                                           | its version, SHA-256 of all its sources    |
@@ -13,20 +13,20 @@ that name, and a run that was begun goes on with the same code alone.
 | a package that was installed from a folder      | the hashes of its RECORD, too              |
 | Python and its standard library                 | the version, as 3.11                       |
 | what was changed in memory [1]                  | its byte code, or its value                |
-| what stands in a library in another one's place | the file of that function                  |
+| what replaces a function of a library           | the file of the replacement                |
 | options of JAX and XLA that set a precision     | their values, where they are not usual     |
 | data files that the user's modules read [2]     | SHA-256 of the file                        |
 | values that they hold after their import [2]    | SHA-256 of the value                       |
 | environment variables that they name [2]        | SHA-256 of the value                       |
 
-[1] Of a user's module: a function whose code is not in the source, such as one that `exec` made
-of another file, and a number or string that the source sets once to something else.
+[1] In a user's module: a function whose code is not in the source, such as one that `exec` made of
+another file; a number or string that the source sets once, to another value.
 
-[2] They may follow from private data, so `Code.inputs` is as secret as those: it is part of no
-public digest, and stands in checkpoints alone.
+[2] They may follow from private data, so `Code.inputs` is as secret as the data. It is part of no
+public digest, and is stored in checkpoints only.
 
-Why SciPy and dp_accounting: they decide the noise multiplier of an epsilon. One noise at two
-scales gives the sums away, too. Names hold no folder, so two machines with one code agree.
+Why SciPy and dp_accounting: they decide the noise multiplier of an epsilon. The same noise at two
+scales reveals the sums, too. Names hold no folder, so two machines with the same code agree.
 
 Which files a run reaches is a function of the run, not of the process. `sys.modules` also holds
 what a test, a notebook or a plugin imported by chance. So the search starts at the modules that
@@ -36,17 +36,17 @@ classes and values are made of: closures, defaults, decorated functions, partial
 is not yet imported is found as an import would find it, and its source is read without running
 it.
 
-A source is read once, when its module is first seen. A long process that edits a file later runs
-what it has imported, under the name of what it has imported. A file that was edited between its
-import and that first look is refused, where its compiled file tells.
+A source is read once, when its module is first seen. If the file is edited later, a long process
+runs what it has imported, under the name of that. A file that was edited between its import and
+that first look is refused, where its compiled file shows it.
 
-What no source tells, Python does: an audit hook keeps what each file of the user really loads
-(`loaded`), and the search follows that from the files that it has reached, whatever the way:
-computed names, `exec_module`, `runpy`, plugins, archives, threads, data files.
+Loads that no source shows are recorded by an audit hook, for each file of the user (`loaded`). The
+search follows them from the files that it has reached, in whichever way they were loaded: computed
+names, `exec_module`, `runpy`, plugins, archives, threads, data files.
 
-What is loaded or called only after the noise was chosen is refused before a step is written: by
-`watched` while a run is built and does its first step, by `check_still` after each later one. What
-is still not seen stands in docs/release.md.
+Code that is loaded or called only after the noise was chosen is refused before a step is written.
+`watched` refuses it while a run is built and does its first step, `check_still` after each later
+step. docs/release.md lists what is still not seen.
 """
 
 from __future__ import annotations

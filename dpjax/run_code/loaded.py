@@ -1,13 +1,13 @@
 """Loads by the user's files: code that runs and data that are read, in every thread.
 
-A source says what may be loaded; Python says what was. It raises an audit event for each file
-that it opens and each piece of code that it runs, whichever way led there: an import, a finder,
-`exec_module`, `runpy`, `exec`, `ctypes`. A hook keeps each such file under the file of the user
+A source says what may be loaded; Python says what was. Python raises an audit event for each file
+that it opens and for each piece of code that it runs: by an import, a finder, `exec_module`,
+`runpy`, `exec` or `ctypes`. A hook keeps each such file under the file of the user
 that asked for it. That is the nearest frame of a file of the user below the event; in a thread
 without one, the frame that started the thread, or that the main thread is at.
 
-So what a test, a notebook or a plugin loads stands under its own file, and is no part of a run
-that does not reach that file.
+So a load by a test, a notebook or a plugin is kept under its own file. It is no part of a run that
+does not reach that file.
 
 An audit hook cannot be removed. It costs less than a microsecond where nothing is kept.
 """
@@ -94,8 +94,8 @@ def by(file: str) -> list[LoadedFile]:
 
 
 def begin_at(config_file: str) -> None:
-  """Names the file that made the config of this process. Its changes are part of the code
-  of the process's runs."""
+  """Names the file that made the config of this process. If it changes what it imports, its
+  source is part of the code of the process's runs."""
   _CONFIG_FILES[:] = [os.path.realpath(config_file)]
 
 
@@ -138,7 +138,7 @@ def _state(file: str) -> tuple[int, int] | None:
 # --- the file behind a load
 
 
-_kinds: dict[str, str] = {}  # file of a frame -> whose it is
+_kinds: dict[str, str] = {}  # file of a frame -> its owner
 
 
 def _kind(file: str) -> str:
@@ -160,8 +160,8 @@ def _asks(*, data: bool) -> str | None:
   me = threading.get_ident()
   if is_over or me == threading.main_thread().ident:
     return file
-  # The thread runs a library's function. Not every Python records where a thread was
-  # started. Code that needs its loads waits for it.
+  # A thread of library code. Where Python did not record its start, the frame of the main thread
+  # stands for it, since code that needs the loads waits there.
   thread = threading.current_thread()
   if thread in _STARTED_BY:
     return _STARTED_BY[thread]
@@ -170,7 +170,7 @@ def _asks(*, data: bool) -> str | None:
 
 
 def _nearest(frame: Any, *, data: bool) -> tuple[bool, str | None]:
-  """Returns (whether frames identify the file, the user's file)."""
+  """Returns (whether frames settle who loads, the user's file; None: no file of the user)."""
   while frame is not None:
     code = frame.f_code
     kind = _kind(code.co_filename)
@@ -244,7 +244,7 @@ def _opened(path: Any, mode: Any, flags: int) -> None:
   if access == os.O_WRONLY or flags & os.O_TRUNC:
     return
   name = os.fsdecode(path)
-  # Its source is reported when it runs.
+  # A compiled file: its source is reported when it runs.
   if "__pycache__" in name:
     return
   is_code = name.endswith(_CODE)

@@ -54,7 +54,7 @@ _OF_MACHINE = re.compile(
 def settings() -> dict[str, str]:
   """Returns settings of precision that differ from JAX's defaults.
 
-  Two runs with one noise and two precisions would give away how their sums are rounded.
+  Two runs with the same noise and two precisions would reveal how their sums are rounded.
 
   >>> settings()
   {}

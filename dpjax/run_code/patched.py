@@ -11,8 +11,8 @@ from typing import Any
 
 from dpjax.run_code.packages import DISTRIBUTIONS, is_users_code
 
-# Namespaces used in losses, models and optimizers. Their private modules are 20 times as
-# large.
+# Namespaces used in losses, models and optimizers. Their private modules, 20 times as large,
+# are not searched.
 _NAMESPACES = (
   "dpjax.losses",
   "flax.linen",
@@ -33,8 +33,8 @@ _MOST_WRAPPED = 20
 def replaced() -> Iterator[Any]:
   """Yields replacements, from a user's file, of a function, a method or a class.
 
-  A startup file, a config file or a cell of a notebook can do so, and no source that a run names
-  tells of it: `jnp.tanh = mine`, `nn.Dense.__call__ = mine`.
+  A startup file, a config file or a cell of a notebook can set `jnp.tanh = mine` or
+  `nn.Dense.__call__ = mine`. No source that the run names shows it.
 
   >>> list(replaced())
   []

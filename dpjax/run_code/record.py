@@ -33,8 +33,8 @@ class Code(NamedTuple):
     return hashlib.sha256(f"dpjax code {text}".encode()).digest()
 
   def secret_digest(self) -> bytes:
-    """Returns 32 bytes that identify its inputs, or none where there are none. As secret as
-    the data.
+    """Returns 32 bytes that identify its inputs; b"" where it has none. As secret as the
+    data.
 
     >>> Code({}, {}).secret_digest(), len(Code({}, {}, inputs={"a": "1"}).secret_digest())
     (b'', 32)

@@ -132,8 +132,8 @@ class _Search:
 
   def config_file(self, file: str) -> None:
     """Adds the config's file and its imports if they modify their own imports, such as
-    `helper.SCALE = 3` or `jax.config.update(...)`. For other files only the values in the
-    config matter, which has its own digest."""
+    `helper.SCALE = 3` or `jax.config.update(...)`. Otherwise only the values in the config
+    matter, and the config has a digest of its own."""
     todo = [(_CONFIG_FILE, file, "")]
     seen = set()
     while todo:
@@ -185,7 +185,7 @@ class _Search:
 
     Args:
       live: this run has imported it, so what it holds is part of the run.
-      guess: it may be of no module; then it does not add a package's version.
+      guess: the name may be of no module, so it adds no version of an installed package.
     """
     top = name.partition(".")[0]
     if not self._is_users(top):
@@ -495,8 +495,8 @@ def _parts(value: Any) -> Iterator[Any]:
 def _parts_of_object(value: Any) -> Iterator[Any]:
   """Yields the type and the parts of an object.
 
-  Of a class of the user that is all that it holds. Of another one it is what it wraps, and
-  the fields of a dataclass (a linen module) or of what can be called (`jax.custom_vjp`).
+  The parts of an object of a user's class are all that it holds. Those of another object are what
+  it wraps, and the fields of a dataclass (a linen module) or a callable (`jax.custom_vjp`).
   """
   yield type(value)
   # Other people's objects may refuse any access.

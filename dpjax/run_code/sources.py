@@ -20,7 +20,7 @@ SEEN: dict[int, tuple[Any, bytes]] = {}  # id of a spec -> (the spec, its source
 
 
 def read(spec: Any, file: str) -> bytes:
-  """Returns the source of an imported module. A reloaded module has a new spec."""
+  """Returns the source of an imported module, as first seen; a reload makes a new spec."""
   if id(spec) not in SEEN:
     content = bytes_of(spec, file)
     _check_compiled(spec, file, content)
@@ -37,8 +37,8 @@ def bytes_of(spec: Any, file: str) -> bytes:
 def _check_compiled(spec: Any, file: str, content: bytes) -> None:
   """Raises UserError where the compiled file does not belong to the present source.
 
-  An import brings the compiled file up to date, so then the source was edited since; or an edit
-  kept size and second of the file, and Python runs what was compiled before it.
+  An import updates the compiled file. So the source was edited since, or an edit kept the size and
+  the second of the file, and Python runs the older compiled file.
   """
   if is_compiled_by_others(spec):
     return

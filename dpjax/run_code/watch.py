@@ -1,5 +1,4 @@
-"""A watch on the files whose functions are called, compared with those that the search
-found."""
+"""Comparison of the files whose functions are called with those that the search found."""
 
 from __future__ import annotations
 
@@ -88,7 +87,8 @@ def _calls(files: set[str]) -> Iterator[None]:
   """Collects the files of all functions called by this thread, and by threads that begin
   meanwhile. Other threads of the process are not the run's.
 
-  Python 3.11 cannot look into threads that a library began without Python.
+  Nothing is collected while another tool profiles this process. Python 3.11 cannot look into
+  threads that a library began without Python.
   """
   monitoring = getattr(sys, "monitoring", None)
   if monitoring is None:

@@ -1,7 +1,7 @@
 """A finished run as a service: the predictor, its drift, its release by stages, and HTTP.
 
 `Predictor` needs dpjax alone. `http` needs `pip install 'dpjax[serve]'` (Starlette, uvicorn and
-prometheus-client), and nothing else of dpjax imports it.
+prometheus-client), and no other module of dpjax imports `http`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Alarms of a service: what is above its bound now, and each change in the journal."""
+"""Alarms of a service: what is beyond its bound now, and each change in the journal."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Alarms:
     """Raises an alarm, changes its level, or clears it.
 
     Args:
-      name: what was measured.
+      name: of the quantity, such as "accuracy".
       level: "warning" or "alarm"; "": the value is within its bound.
-      value: what was measured. bound: what it is compared with.
+      value: the measured number. bound: the number that it is compared with.
     """
     before = self.raised.get(name, {}).get("level", "")
     if level:

@@ -15,7 +15,7 @@ from dpjax.serving.predictor import EVALUATION, Predictor
 
 
 class Full(Exception):
-  """Raised where the queue holds as many rows as it may."""
+  """Raised where the rows of a request would exceed the bound of the queue."""
 
 
 class Late(Exception):
@@ -34,7 +34,7 @@ class _Waiting:
 
 
 def _refuse(requests: Iterable[_Waiting], error: Exception) -> None:
-  """Ends requests that are not answered by an error."""
+  """Gives an error to each request that has no answer yet."""
   for each in requests:
     if not each.answer.done():
       each.answer.set_exception(error)
@@ -43,10 +43,10 @@ def _refuse(requests: Iterable[_Waiting], error: Exception) -> None:
 class Batcher:
   """Computes requests together, in the order in which they came.
 
-  A request keeps the model that it was given, so an exchange of models loses none.
+  A request keeps the model that it came with, so replacing a model loses no request.
 
   Args:
-    max_queue: most rows that wait.
+    max_queue: largest number of rows that wait.
     wait_ms: how long the first request of a batch waits for others, in milliseconds.
     computed: called with (model, seconds, rows) after each batch.
   """
@@ -150,7 +150,7 @@ class Batcher:
         break
       self._queue.popleft()
       self._rows -= len(first.x)
-      # Nobody waits any more for one whose deadline has passed.
+      # Its deadline has passed, so nobody reads the answer.
       if not first.answer.done():
         batch.append(first)
         rows += len(first.x)

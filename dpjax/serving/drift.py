@@ -4,9 +4,9 @@ The population stability index of two histograms with shares p and q is
 `sum_i (p_i - q_i) ln(p_i / q_i)`, the sum of both Kullback-Leibler divergences (Siddiqi 2006,
 "Credit Risk Scorecards"). Practice reads below .1 as no change, above .25 as a large one.
 
-Bins are public: they follow from a declaration or from a flag, never from rows. What is counted in
-them need not be. A histogram of training rows is a query on them, which `noisy_counts` answers
-under noise, at a cost of its own (`dpjax.mechanisms.Histogram`).
+Bins are public: they follow from a declaration or from a flag, never from rows. The counts in them
+need not be. A histogram of training rows is a query on these rows. `noisy_counts` answers it under
+noise, at a separate cost (`dpjax.mechanisms.Histogram`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MEAN = "mean"
 def pseudo_count_of(*scales: float) -> float:
   """Returns what is added to every count, for Laplace noise of these scales.
 
-  Noise that empties a small bin would rule the sum by its logarithm. As many rows as the noise is
-  large make such a bin count as one of which little is known.
+  Where noise empties a small bin, its logarithm would dominate the index. Adding as many rows as
+  the larger scale, and at least 0.5, prevents that.
 
   >>> pseudo_count_of(0.0, 0.0), pseudo_count_of(0.0, 8.0)
   (0.5, 8.0)
@@ -90,8 +90,8 @@ def by_chance(
   """Returns the PSI that a window without drift exceeds once in 1,000, by simulation.
 
   A small window differs from its reference by chance, and by the noise of both. An alarm that
-  does not allow for that fires without drift. The simulation knows the reference as it was
-  released, so it costs nothing.
+  does not allow for that fires without drift. The simulation reads the given reference alone, so
+  it costs nothing beyond the release of that reference.
 
   Args:
     reference: [k] counts of the reference.
@@ -124,7 +124,7 @@ class Bins:
     places: columns of the inputs that hold a category, one for each of its values; () for a
       number.
     place: the input that holds a number; None for "predicted" and "mean".
-    lower, upper: bounds in the units of the edges that the inputs were scaled from to [0, 1].
+    lower, upper: bounds of a column before its scaling to [0, 1], in the units of the edges.
   """
 
   name: str
@@ -261,7 +261,7 @@ def _place(name: str, text: str, shape: Sequence[int]) -> tuple[int, ...]:
 def exact_counts(
   bins: Sequence[Bins], x: np.ndarray, answers: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """Counts rows by bin, exactly: NOT private."""
+  """Counts rows by bin, exactly: {name: counts}. NOT private."""
   return {
     each.name: np.bincount(each.of(x, answers), minlength=each.size)[: each.size]
     for each in bins
@@ -274,7 +274,7 @@ def mechanism(
   """Returns the histogram mechanism of one of several statistics of the same rows.
 
   Args:
-    epsilon: of all of them together. parts: their number: a row counts in each.
+    epsilon: of all statistics together. parts: their number; a row counts in each.
   """
   return mechanisms.Histogram(epsilon / parts, bins.size, neighboring_relation=relation)
 

@@ -17,7 +17,7 @@ class AwaitedLabels:
   """Answers that wait for their labels.
 
   Args:
-    most: answers that are kept; beyond it the oldest is forgotten.
+    most: requests whose answers are kept; beyond it the oldest is forgotten.
   """
 
   def __init__(self, most: int):

@@ -7,9 +7,9 @@
 | GET /health, GET /metrics | state as JSON; counters for Prometheus                        |
 | POST /release             | {"action": "offer", "run": "runs/Y"}, with the operator's token |
 
-400: no JSON of that kind. 413: too large. 422: JSON that is no input of the model. 429: the queue
-is full. 503: no answer by the deadline, or the service stops. Nothing is decompressed, so there is
-no compressed bomb. A body must come within the deadline, and so must the head of a request.
+400: no JSON of that kind. 401, 403: no leave to release. 413: too large. 422: JSON that is no input
+of the model. 429: the queue is full. 503: no answer by the deadline, a failed model, or the service
+stops. Nothing is decompressed, so no small body grows. Heads and bodies of requests have deadlines.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 
 def _fields(body: dict[str, Any], needed: tuple[str, ...], also: tuple[str, ...]) -> None:
-  """Raises _Refused unless the body has these keys."""
+  """Raises _Refused unless the body has all of `needed`, and no key beyond `also`."""
   for name in needed:
     if name not in body:
       raise _Refused(422, f"must have the key {name!r}")
@@ -315,12 +315,12 @@ class Web:
     else:
       reply["classes"] = answers
       reply["labels"] = [inputs.labels[place] for place in answers]
-    # A float32 has an exact decimal of a float64, so a reader gets the very bits.
+    # Every float32 is exact as a float64, so a reader gets the very bits.
     reply["logits"] = answer.logits.astype(np.float64).tolist()
     return _json(reply)
 
   def _rows_of(self, rows: Any, encoding: Any, model: Predictor) -> Any:
-    """Returns the rows of a request, checked as far as NumPy would be too kind."""
+    """Returns the rows of a request, after the checks that NumPy does not make."""
     if not isinstance(rows, list) or not rows:
       raise _Refused(422, "rows: must be a list of at least one row")
     if len(rows) > self.service.settings.max_rows:
@@ -348,7 +348,7 @@ class Web:
     if self._token is None:
       raise _Refused(403, "releases need --token_file")
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    # In constant time: a token must not be found letter by letter.
+    # In constant time, since the duration must not reveal how many characters are right.
     if scheme.lower() != "bearer" or not hmac.compare_digest(
       token.encode(), self._token.encode()
     ):
@@ -412,9 +412,9 @@ def _only_numbers(value: Any) -> bool:
 class PatientProtocol(H11Protocol):
   """uvicorn's protocol with two repairs.
 
-  A connection whose next request does not begin within `head_seconds` is closed: uvicorn would
-  wait for ever for a client that sends one byte of a header at a time. A client that closes its
-  side after a request still gets the answer.
+  A connection whose next request has no whole head within `head_seconds` is closed. uvicorn would
+  wait for ever for a client that sends one byte at a time. A client that closes its side after a
+  request still gets the answer.
   """
 
   head_seconds = 10.0
@@ -447,11 +447,11 @@ class PatientProtocol(H11Protocol):
     return self.cycle is not None and not self.cycle.response_complete
 
   def _watch(self) -> None:
-    """Starts the time of the next head, or ends it where a request is under way."""
+    """Starts the timer of the next request, or stops it while a request is under way."""
     if self._busy and self._timer is not None:
       self._timer.cancel()
       self._timer = None
-    # Bytes that dribble in do not start the time afresh.
+    # Bytes that arrive one by one do not restart the timer.
     if not self._busy and self._timer is None:
       self._timer = self.loop.call_later(self.head_seconds, self._expired)
 

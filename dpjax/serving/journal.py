@@ -1,15 +1,15 @@
 """An append-only file of what a service decided, which survives a kill at any moment.
 
-A line is one JSON object with its number, its time and its kind. It is on the disk before what it
-says takes effect: a charge before the noise, a new stage before the first request that it sends
-elsewhere. A service that starts again reads the lines and goes on where they end.
+A line is one JSON object with its number, its time and its kind. It is on the disk before its
+content takes effect: a charge before the noise, a new stage before the first request of that
+stage. A service that starts again reads the lines and goes on where they end.
 
-Each line ends in a digest of all bytes before it, so that a turned bit or a missing line is seen.
-It has no key: it protects from accidents, and not from somebody who writes the file anew.
+Each line ends in a digest of all bytes before it, so a flipped bit or a missing line is seen. The
+digest has no key: it protects from accidents, not from somebody who writes the file anew.
 
-Counts of an open window change with every request, so they stand in a file of their own, which is
-replaced whole every second. A kill loses the requests of that second from the counts, and no line.
-Both files tell what requests contained, so only their owner may read them.
+Counts of an open window change with every request, so they are in another file, which is replaced
+as a whole every second. A kill loses the requests of that second from the counts, and no line.
+Both files reveal what requests contained, so only their owner may read them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ServiceJournal:
         validate.no_pipe(path, str(path))
       content = self.path.read_bytes() if self.path.exists() else b""
       whole = self._without_torn_end(content)
-      # Not `splitlines`, which also ends a line where a turned bit made another control character.
+      # Not `splitlines`, which also ends lines at control characters that a flipped bit makes.
       for line in whole.split(b"\n")[:-1]:
         self._read(line)
       if whole != content or not self.path.exists():
@@ -103,10 +103,10 @@ class ServiceJournal:
     try:
       _, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
-      # It never took effect.
+      # The write was incomplete, so the line never took effect.
       return content[:place]
-    # A whole line without its end counts, for it may have taken effect. Anything behind it is no
-    # work of a kill, and is refused as a line.
+    # A whole line that lacks only its end counts, for it may have taken effect. A kill leaves
+    # nothing behind it, so anything there is refused as a line.
     return content[:place] + text.encode() + b"\n" if end else content[:place]
 
   def _read(self, line: bytes) -> None:
@@ -123,7 +123,7 @@ class ServiceJournal:
       entry = None
     if not isinstance(entry, dict) or entry.get("line") != place or "kind" not in entry:
       entry = None
-    # Versions before had no digests, so they may miss at the beginning alone.
+    # Earlier versions wrote no digests, so only the first lines may lack them.
     elif "chain" in entry or self._is_chained:
       text, _, _ = line.rpartition(_CHAIN.encode())
       self._is_chained = True
@@ -142,7 +142,7 @@ class ServiceJournal:
     self.lines.append(entry)
 
   def _ended(self, text: str) -> str:
-    """Returns a line from its text without the last brace: with the digest of all before."""
+    """Returns a line from its text without the last brace, ended by the digest of all bytes."""
     digest = self._hash.copy()
     digest.update(text.encode())
     return f'{text}{_CHAIN}{digest.hexdigest()[:32]}"}}'
@@ -186,7 +186,7 @@ class ServiceJournal:
     """Returns the counts that were saved last; {} where there are none.
 
     Raises:
-      UserError: they are not what a service wrote, or lines are gone that they were saved after.
+      UserError: they are not what a service wrote, or the journal has fewer lines than at the save.
     """
     held = writers.read_json(self._counts) if self._counts.exists() else {}
     is_whole = isinstance(held, dict)

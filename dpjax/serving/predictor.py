@@ -1,16 +1,15 @@
 """A finished run as a function from raw inputs to logits, by the code that evaluated it.
 
-Training and serving that preprocess in two ways is the commonest cause of a model that is worse in
-use than in its evaluation. So there is one preprocessing: a `Predictor` is built from the run's
-own config.json by the functions of `launch.train`, and from params.npz. Before that it checks the
-digests that the run wrote.
+Where training and serving preprocess in two ways, a model may be worse in use than in its test. So
+there is one preprocessing: a `Predictor` is built from params.npz, and from the run's own
+config.json by the functions of `launch.train`. Before that it checks the digests that the run
+wrote.
 
 XLA rounds a product of 8 rows in another order than one of 500 rows, so logits of two batch sizes
-differ in their last bits. Evaluation computes in batches of 500. A predictor pads requests to a
-few sizes, and uses only those whose logits are, on 500 probe rows, those of a batch of 500 bit by
-bit. Where the place of a row in its batch decides the last bits, the same rows in the same places,
-such as the whole test set, have the bits of evaluation, and one row by itself is equal up to
-rounding (`row_exact` is False).
+differ in their last bits. Evaluation computes in batches of 500. A predictor pads requests to a few
+sizes, those whose logits on 500 probe rows have the bits of a batch of 500. `row_exact` is False
+where the place of a row in its batch decides the last bits. Then sizes may differ by rounding, and
+only the same rows in the same places, such as the whole test set, have the bits of evaluation.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class Predictor:
     self.result = dict(result)
     self.inputs = model.inputs
     self._model = model
-    # row_exact: whether a row's logits have the bits of evaluation whatever stands beside it.
+    # row_exact: whether a row's logits have the bits of evaluation in every batch and place.
     self.sizes, self.row_exact = self._checked_sizes(sorted({*sizes, EVALUATION}))
 
   @classmethod
@@ -139,8 +138,8 @@ class Predictor:
         those of evaluation are left out.
 
     Raises:
-      UserError: one line: no finished run, a file that is not what the run wrote, a model that
-        answers no question of one example, or data that an old run needs.
+      UserError: one line: no finished run, a file that is not what the run wrote, a model of
+        embeddings or of next tokens, or missing data that an old run needs.
     """
     path = pathlib.Path(run_folder)
     at = f"run={str(run_folder)[-100:]!r}"
@@ -252,9 +251,9 @@ class Predictor:
 
   @property
   def differences(self) -> list[str]:
-    """Returns what may round otherwise here than where the run was trained; [] for nothing.
+    """Lists versions and a device that differ from those of the training; [] for none.
 
-    Logits are those of training bit for bit where this is empty, and otherwise up to rounding.
+    Each may change the rounding. Without any, logits have the bits of evaluation (`row_exact`).
     """
     differences = []
     versions = self.result.get("versions")
@@ -269,7 +268,7 @@ class Predictor:
     return differences
 
   def _checked_sizes(self, sizes: list[int]) -> tuple[list[int], bool]:
-    """Returns (sizes of batches to use, whether a row has the same bits wherever it stands)."""
+    """Returns (batch sizes to use, whether a row has the same bits in every place of a batch)."""
     probe = self.probe()
     wanted = self._model.logits(probe)
     if wanted.ndim != 2:
@@ -302,7 +301,7 @@ class Predictor:
     return kept, anywhere
 
   def probe(self) -> np.ndarray:
-    """Returns 500 raw inputs from public random numbers alone."""
+    """Returns 500 raw inputs, drawn at random from a fixed seed: they hold no record."""
     rng = np.random.default_rng(_PROBE_SEED)
     shape = (EVALUATION, *self.inputs.shape)
     if self.inputs.dtype == "int32":
@@ -311,7 +310,7 @@ class Predictor:
 
 
 def digest_of(run: Predictor) -> str:
-  """Returns the name of a run's result, which its folder cannot share with another run."""
+  """Returns the digest of a run's config and result, which identifies the run."""
   return str(run.result["run_sha256"])
 
 

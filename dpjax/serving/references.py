@@ -1,4 +1,4 @@
-"""The histograms that a stream is compared with, and what they cost whose records are in them.
+"""Histograms that a stream is compared with, and their cost for records that are in them.
 
 | `--reference`  | rows                        | cost for a training record                    |
 | -------------- | --------------------------- | --------------------------------------------- |
@@ -40,18 +40,18 @@ def make(
   epsilon: float | None = None,
   exact: bool = False,
 ) -> Reference | None:
-  """Returns the reference that a flag names; None for the stream's own first window.
+  """Returns the reference that a flag names; None for the stream's first window or no bins.
 
   Args:
     text: stream, training, public:NAME or FILE.json.
     run: the model whose answers are counted. bins: public bins.
-    journal: where a noisy reference is kept, so that a restart does not pay for it again.
+    journal: where a noisy reference is kept, so that a restart does not account for it again.
     epsilon: of the noise on the counts of training rows, all bins together.
     exact: count training rows without noise.
 
   Raises:
-    UserError: training rows without noise or leave; counts of other bins; a unit of privacy that
-      is no row.
+    UserError: training rows without `epsilon` or `exact`; counts of other bins; a unit of privacy
+      that is no row.
   """
   if text != "training" and (epsilon is not None or exact):
     field_name = "reference_epsilon" if epsilon is not None else "exact_reference"
@@ -74,7 +74,7 @@ def make(
 
 
 def _counted(run: Predictor, bins: Sequence[Bins], x: Any) -> dict[str, Any]:
-  """Counts rows exactly, in parts, since they may lie in files."""
+  """Counts rows exactly, NOT privately; in parts, since they may lie in files."""
   totals = {each.name: np.zeros(each.size, np.int64) for each in bins}
   for start in range(0, len(x), drift.PART):
     rows = run.raw(np.asarray(x[start : start + drift.PART]))

@@ -1,7 +1,7 @@
 """The model that answers, the new one of a release, and what moves a release on.
 
-`rollout` decides by counts alone. Here are the models, the times of their batches, and the lines of
-the journal, each of which is on the disk before what it says takes effect.
+`rollout` decides by counts alone. This module holds the models, the times of their batches, and the
+lines of the journal. A line is on the disk before its content takes effect.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Releases:
       UserError: it takes other inputs, answers otherwise, or is the same run.
     """
     if digest_of(new) == digest_of(self.old):
-      # Its counts could not be told from those of the old one.
+      # Counts are kept by run, so those of the two could not be separated.
       raise UserError(
         "must be another run than the one that answers", field="run", value=new.name
       )
@@ -134,7 +134,7 @@ class Releases:
     self.rollout = None
 
   def roll_back(self, why: str) -> None:
-    """Takes the new model back.
+    """Withdraws the new model; the old one answers every request.
 
     Raises:
       UserError: no release is under way.
@@ -162,7 +162,7 @@ class Releases:
 
   @property
   def stage_counts(self) -> dict[str, StageCounts] | None:
-    """Counts of the stage, which each stage has of its own; None without a release."""
+    """Counts of the current stage, a new object for each stage; None without a release."""
     return None if self.rollout is None else self.rollout.counts
 
   def count_request(
@@ -218,7 +218,7 @@ class Releases:
     }
 
   def _write(self, kind: str, new: Predictor, **values: Any) -> None:
-    """Writes a line that names both models, so that a later start finds them."""
+    """Writes a line that names the new model, and as "old" the one that answers from now on."""
     old = new if kind == "promote" else self.old
     self._journal.write(
       kind,

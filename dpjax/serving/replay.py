@@ -16,7 +16,7 @@ from dpjax.validate import UserError
 def spent_on_windows(journal: ServiceJournal) -> float:
   """Returns the epsilon of all windows that were accounted."""
   charges = journal.of_kind("charge")
-  # Each line has the sum of all before it.
+  # Each line holds the sum up to itself.
   return charges[-1]["spent"] if charges else 0.0
 
 
@@ -42,7 +42,7 @@ def last_release(journal: ServiceJournal, digests: Sequence[str]) -> dict[str, A
   kinds = ("candidate", "stage", "promote", "roll_back")
   state = None
   for line in journal.lines:
-    # Releases of other runs end where they were started.
+    # A start with other runs ends the release.
     if line["kind"] == "start" and set(line["runs"]) != set(digests):
       state = None
     if line["kind"] in kinds:

@@ -1,8 +1,8 @@
 """Release of a new model by stages: who gets it, when it gets more, when it is taken back.
 
-A key of the request decides which model answers it, by a hash: the same key always gets the same
-model, and a key that has the new model keeps it while its share grows. A stage ends by counts of
-its own alone, so that early requests of a small stage cannot carry a later one.
+A hash of the request's key decides which model answers it. In one stage a key always gets the same
+model, and a key that has the new model keeps it while its share grows. A stage ends by its own
+counts alone, so that requests of an earlier stage do not count in a later one.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class StageRule:
   Args:
     stages: shares of requests that the new model answers, increasing; after the last one it
       replaces the old model.
-    requests: requests of a stage that the new model must have answered.
+    requests: requests of a stage that the new model must have got, failed ones included.
     seconds: shortest duration of a stage.
     error_rate: largest share of requests that the new model may fail on.
     latency_ms: largest 99th percentile of its computing time, in milliseconds; 0: any.
-    labels: labels from feedback that each model must have in a stage; 0: accuracy is not asked.
+    labels: labels from feedback that each model must have in a stage; 0: none are needed.
     accuracy_drop: by how much its accuracy may be below that of the old model.
   """
 
@@ -180,7 +180,7 @@ class Rollout:
     return new.accuracy < old.accuracy - self.rule.accuracy_drop - slack
 
   def advance(self) -> None:
-    """Begins the next stage, with counts of its own."""
+    """Begins the next stage, with new counts."""
     self.stage += 1
     self.counts = {name: StageCounts() for name in self.counts}
 

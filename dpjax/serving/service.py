@@ -53,7 +53,7 @@ class Answer:
   """The answer to a request.
 
   Args:
-    id: what feedback names it by.
+    id: which `feedback` takes.
     run: name of the model that answered.
     logits: [n, K].
     answers: of `Predictor.classes`.
@@ -113,7 +113,7 @@ class Service:
       self._resume(runs)
     except UserError:
       raise
-    # Lines and counts without digests, of versions before, may have been written by anything.
+    # Earlier versions wrote lines and counts without digests, so these may hold anything.
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(
         f"{str(journal.path)[-120:]}: or the counts beside it are not what a service wrote there "
@@ -167,11 +167,11 @@ class Service:
 
   @property
   def stream_ledger(self) -> BudgetLedger:
-    """Epsilon of all windows."""
+    """Ledger of the epsilon that was spent on all windows."""
     return self.windows.stream_ledger
 
   def _resume(self, runs: Sequence[Predictor]) -> None:
-    """Goes on where the journal ends; begins a release where its runs are others."""
+    """Continues where the journal ends; without a release in it, begins that of `runs[1]`."""
     known = {digest_of(run): run for run in runs}
     spent = replay.spent_on_windows(self.journal)
     budget = self.settings.drift_budget
@@ -264,7 +264,7 @@ class Service:
       self._count_request(stage, name, failed=True)
       if name == "old":
         raise
-      # The old model still works: a broken release must cost nobody an answer.
+      # The old model still works, so a broken release need not leave a request unanswered.
       model = self.old
       logits = await self._finite(model, x)
     else:
@@ -379,7 +379,7 @@ class Service:
     self._dirty = True
 
   def roll_back(self, why: str) -> None:
-    """Takes the new model back.
+    """Withdraws the new model; the old one answers every request.
 
     Raises:
       UserError: no release is under way.
@@ -390,7 +390,7 @@ class Service:
     self._dirty = True
 
   def _move_release(self) -> None:
-    """Does what the rule of a release decides now."""
+    """Withdraws, promotes or advances the new model, as the rule of the release decides."""
     decided = self.releases.decision()
     if decided is None:
       return
@@ -422,7 +422,7 @@ class Service:
     }
 
   def _privacy(self) -> dict[str, Any]:
-    """Returns what records of training and rows of the stream have been accounted."""
+    """Returns the epsilon accounted for training records and for rows of the stream."""
     reference = self.reference
     spent = 0.0 if reference is None else reference.epsilon
     trained = self.old.result.get("epsilon")

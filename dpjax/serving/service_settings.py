@@ -26,7 +26,7 @@ class ServiceSettings:
     accuracy_drop: by how much the accuracy of a window may be below that of the run's test.
     drift_epsilon: epsilon of the noise on every window, for one row; None: exact counts.
     drift_budget: epsilon of all windows together; None: any. Windows beyond it are not released.
-    remembered: answers that are kept for feedback.
+    remembered: requests whose answers are kept for feedback.
     rule: when stages of a release end.
   """
 

@@ -41,7 +41,7 @@ class Reference:
     counts: {name of bins: counts}.
     source: where they are from, for readers: "public", "noised", "exact", "stream", "file".
     scale: scale of the Laplace noise on each count; 0: none.
-    epsilon: what they cost a training record; 0 where no training record is in them.
+    epsilon: what they cost a training record; 0 if none is in them. No epsilon holds for "exact".
   """
 
   counts: Mapping[str, Sequence[float]]
@@ -79,7 +79,7 @@ class OpenWindow:
 
     Args:
       saved: as `plain` returned it. bins: of this window.
-      most: rows with which this window is full; None: it may be.
+      most: rows with which this window is full; None: a full one is taken, too.
     """
     # A window that was accounted or closed since then must not be counted twice.
     if not isinstance(saved, dict) or saved["number"] != self.number:
@@ -88,7 +88,7 @@ class OpenWindow:
     if not drift.fits(saved["counts"], bins):
       return
     if most is not None and saved["rows"] >= most:
-      # It cannot be cut any more: its rows are counts.
+      # Only counts were saved, so its rows cannot be divided into windows.
       writers.note(
         f"{saved['rows']} rows of an open window are dropped; its size is {most} now"
       )
@@ -191,7 +191,7 @@ class Windows:
     self.clear_labels()
 
   def spend(self, what: str, epsilon: float) -> None:
-    """Charges the stream's ledger, as one line of all windows: a service may run for years."""
+    """Adds to the stream's ledger. All windows are one line: a service may run for years."""
     spent = self.stream_ledger.spend(what, epsilon=epsilon)
     empty = dataclasses.replace(spent, charges=())
     self.stream_ledger = empty.spend("windows", epsilon=spent.spent[0])

@@ -37,7 +37,7 @@ def alone_as(config: AttackConfig) -> str:
 
 @bounds.names_fields
 def points(config: AttackConfig) -> list[Point]:
-  """Every run of a table, checked before the first one begins.
+  """Returns every run of a table, checked before the first one begins.
 
   Raises:
     UserError: an unknown field or value, a setting that no row reads, two rows of one name.
@@ -88,7 +88,7 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
   allowed lines, and how often inversions succeed.
 
   Raises:
-    UserError: a wrong config, and as there.
+    UserError: a wrong config, and as `labelled.run_all`.
   """
   loader = lambda of: build.LOADERS["federate" if isinstance(of, FedConfig) else "train"]
   # One cache for both kinds, so that rows on the same data read them once.

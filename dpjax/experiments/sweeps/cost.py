@@ -26,9 +26,9 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   each are (sum epsilon_i, sum delta_i)-DP together. So is any choice among them. This needs
   independent randomness, one neighbouring relation and one unit.
 
-  epsilon and delta are None where the sum is not proved: relations or units differ, or a run
-  promises nothing, or only for a larger deployment ("simulated"). They are None too where each
-  run deals records to users anew: one run's user is spread over many users of another.
+  epsilon and delta are None where the sum is not valid: relations or units differ, or a run
+  has no guarantee, or only for a larger deployment ("simulated"). They are None too where runs
+  of user level differ in their data or users: a user may be spread over users of another run.
 
   Runs on different data are summed too, because somebody may have a record in each of them.
 

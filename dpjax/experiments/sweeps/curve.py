@@ -38,8 +38,8 @@ def sweep_report(
   Args:
     rows: one per finished run, with the keys x, y, series and those of a result.
     out_dir: folder to write to.
-    x: numeric key; a key that ends in "epsilon" gets a logarithmic axis. Where one value is
-      infinite, all are drawn side by side, without a scale.
+    x: numeric key. One that ends in "epsilon", or whose values are positive and span a factor
+      of 50, gets a logarithmic axis. Values beside an infinite one are drawn without a scale.
     y: numeric key of the result; None and "inf" are what JSON holds of one that diverged.
     series: key whose values become separate lines.
     references: (label, x, y) of published results, listed in the key. At an epsilon of 0 it is
@@ -137,7 +137,7 @@ def numeric(row: Row, key: str) -> float:
 
 
 def _common(values: Iterable[Any]) -> Any:
-  """Returns the value that all share, or all values. An epsilon without its report.meaning
-  is left out."""
+  """Returns the value that all share; otherwise a text of the different values, in order of
+  appearance."""
   different = list(dict.fromkeys(values))
   return different[0] if len(different) == 1 else " / ".join(map(str, different))

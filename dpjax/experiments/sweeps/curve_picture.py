@@ -149,7 +149,7 @@ def _curves(
     mine = next((line.relation for line in panel if line.relation), "")
     alike = [line for line in lines if line.relation in ("", mine)]
     behind = [line for line in alike if line not in panel] if many else []
-    # Others' epsilons are of the usual relation, so they stand beside no other one.
+    # Published epsilons are of the usual relation, so they are drawn beside no other one.
     usual = len(relations) == 1 or mine.startswith(_USUAL)
     beside = [entry for entry in references if usual or _is_public(axis, entry[1])]
     _panel(axes, panel, behind, axis, beside, look)
@@ -217,7 +217,7 @@ def _lines(groups: Sequence[Row], axis: Axis, series: str | None, look: Look) ->
 
 
 def _relation(group: Row) -> str:
-  """Returns the neighbouring relation of a group in words; "" where it promises nothing."""
+  """Returns the neighbouring relation of a group in words; "" without a guarantee."""
   if group.get("epsilon_kind") in (None, "none"):
     return ""
   names = str(group["neighboring_relation"]).split(" / ")
@@ -273,7 +273,7 @@ def _panel(
         linewidth=1.2, capsize=1.8, elinewidth=0.8, label=line.label or _OURS, zorder=3,
       )  # fmt: skip
     for level in _levels(line, axis):
-      # A run that promises nothing has no place on the axis of epsilon, only a height.
+      # A run without a guarantee has no place on the axis of epsilon, only a height.
       name = f"{line.label}, {pictures.WITHOUT_PRIVACY}" if line.label else ""
       name = name or pictures.WITHOUT_PRIVACY
       axes.axhline(level, color=line.color, linestyle="--", linewidth=0.9, label=name)
@@ -304,7 +304,7 @@ def _is_public(axis: Axis, at: float) -> bool:
 def _dress(
   axes: Axes, lines: list[Line], axis: Axis, look: Look, *, name: bool, relation: str
 ) -> None:
-  """Gives a panel its names: of its line, where it has one, and of a relation of its own."""
+  """Sets the labels of a panel's axes, and as its title the name of its line or relation."""
   characters = int((_PANEL[0] - 0.25) / pictures.letter(look.font_size - 0.5))
   heading = [lines[0].label or _OURS] if name else []
   heading += [relation] * bool(relation)
@@ -370,7 +370,7 @@ def _scale(
     names = [by_name(axis.x, at) if at is not None else "" for at in axis.places]
     axes.set_xticks(list(axis.places.values()), names)
     return
-  # The epsilons that were run, rather than powers of ten that nobody ran.
+  # The epsilons that were run, rather than powers of ten without a run.
   ticks = sorted({at for group in groups if (at := group[axis.x]) is not None and at > 0})
   ticks = ticks or sorted({at for _, at, _ in references if at > 0})
   # On a linear axis all but the largest would stand on one place.
@@ -471,7 +471,7 @@ def _dots(
         axis.height(value), color=pictures.REFERENCE_COLOR, linewidth=0.9,
         linestyle=(0, (1 + index, 1.5)),
       )  # fmt: skip
-    # One relation stands in the note above.
+    # A single relation is in the note above.
     words = (relation or pictures.WITHOUT_PRIVACY) if len(relations) > 1 else ""
     ylabel = "test error (%)" if axis.is_error else pictures.in_words(axis.y)
     pictures.dress(axes, look, title=words, xlabel=ylabel)

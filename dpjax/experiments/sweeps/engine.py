@@ -1,8 +1,8 @@
 """The grid engine: points from variants and axes, and their runs, one after another or side
 by side in several processes.
 
-It can be killed at any moment and started again: finished runs are kept, the interrupted one
-resumes, and what is drawn is drawn again after each.
+It can be killed at any moment and started again. Finished runs are kept, the interrupted one
+resumes, and the files about all runs are written again after each run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Point(NamedTuple):
 
   name: str  # folder name: readable, unique, the same in every process
   config: Any
-  overrides: dict[str, Any]  # what tells it from the other runs, by name; in its row, too
+  overrides: dict[str, Any]  # what distinguishes it from the other runs; in its row, too
   dropped: tuple[
     str, ...
   ] = ()  # fields of the whole that it does not read; see `resettled`
@@ -130,10 +130,10 @@ def expand(
   where: str,
   unread: Callable[[Any], Unused] | None = None,
 ) -> list[Point]:
-  """Each variant of a config at each combination of its axes; the last axis is innermost.
+  """Returns each variant of a config at each combination of its axes, the last one innermost.
 
-  Every run is checked here, before the first one begins: a sweep of hours does not find at
-  its end that a value of its last run is impossible.
+  Every run is checked here, before the first one begins, so that an impossible value of the last
+  run is not found after hours.
 
   Args:
     variants: name -> the fields that it sets together.
@@ -365,7 +365,7 @@ def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
   row = head(point)
   try:
     result = None
-    # It has run to its end already, with this very config.
+    # A finished run of this very config is read, not run again.
     if (at / owner.CONFIG).exists():
       owner.known(at, point.config)
       result = owner.finished(at, point.config)
@@ -380,7 +380,7 @@ def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
 
 def _train(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
   result = grid.train(point, at, load(point.config))
-  # This `train` writes no result.
+  # Some `train` functions leave writing the result to the grid.
   if not (at / writers.RESULT).exists():
     owner.claim(at, point.config)
     owner.write_result(at, point.config, result)

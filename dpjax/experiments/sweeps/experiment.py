@@ -1,8 +1,8 @@
 """Experiments of `dpjax.relevance`: every curve at every epsilon with every seed, as a grid.
 
-Runs that share data and net share what follows model 1 of the paper (its seconds count for the
-first of them). Which data a run had is remembered in its folder, so that runs on other data
-are not mixed with it.
+Runs that share data and net share model 1 of the paper and its relevance, whose seconds count for
+the first of them. A run's folder remembers its data, so that runs on other data are not mixed
+with it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
   """Runs the remaining runs and returns all rows, which hold the whole results.
 
   A single run lives in `workdir` itself, several in `workdir`/points/NAME, with sweep.json
-  beside them. Always: report.png and .csv (both metrics by epoch, a column of panels per
-  epsilon), and claims.csv and .md (what is claimed, proved and refuted, and the accuracy).
+  beside them. `workdir` also gets report.png and .csv (both metrics by epoch) and claims.csv and
+  .md (what is claimed, proved and refuted, and the accuracy).
 
   Raises:
     UserError: a wrong config, a folder of another config or of other data, one where another
@@ -133,7 +133,7 @@ def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
 
 
 def _copied(source: pathlib.Path, folder: pathlib.Path, point: Point) -> Row:
-  """Copies the run without privacy to another panel."""
+  """Copies the run without privacy to the folder of another epsilon."""
   owner.claim(folder, point.config)
   # The copy draws nothing, so it must not hold the keys of the original.
   held = run_keys.without_keys(owner.remembered(source) or {})

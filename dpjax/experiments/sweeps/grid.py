@@ -2,9 +2,9 @@
 
 `engine` runs it. The base is a central run (`TrainConfig`) or a federated one (`FedConfig`).
 
-The runs of one sweep do not share randomness, though they may share a seed: every run
-derives its noise and batches from its whole config and its data (`build.run_keys`). What they
-cost together is their sum, on whichever data they ran: see `cost.charge`.
+The runs of one sweep do not share randomness, though they may share a seed. Every run derives its
+noise and batches from its config and its data (`build.run_keys`), and `points` refuses private runs
+that would share them. Together they cost their sum, on whichever data they ran: see `cost.charge`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SweepConfig:
   epsilon and the settings that suit it.
 
   A `privacy.epsilon` of inf, in the grid or of a variant, is the same run with clipping and
-  without noise, which promises nothing: drawn as a horizontal line.
+  without noise. It has no guarantee, and is drawn as a horizontal line.
   """
 
   base: TrainConfig | FedConfig = dataclasses.field(default_factory=TrainConfig)
@@ -125,11 +125,11 @@ def points(config: SweepConfig) -> list[Point]:
 
 
 def placed(config: SweepConfig) -> list[Point]:
-  """Returns `points` of a sweep that draws a curve. Each has its place on it, as far as it
-  can be known.
+  """Returns `points` of a sweep that draws a curve, after a check of their x. An x from a
+  result is not known yet.
 
   Raises:
-    UserError: as there; an x that is no number, or none in some run.
+    UserError: as `points`; an x that is no number, or none in a private run.
   """
   all_points = points(config)
   _check_positions(config, all_points)
@@ -241,7 +241,7 @@ def run_sweep(
       with them. None: all.
 
   Returns:
-    As `engine.run`; of a finished run also the keys of its result, and x and series.
+    Rows as of `engine.run`; those of finished runs hold keys of the result, x and series, too.
 
   Raises:
     UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.

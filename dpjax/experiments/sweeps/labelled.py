@@ -1,7 +1,7 @@
 """Tables of runs in one config: label -> the fields in which that run differs.
 
-A row is a run of its own, in a folder of its own, so that the table goes on where it was cut
-off and may get more rows.
+Each row is a separate run in its own folder. So an interrupted table resumes where it ended, and
+a table may get more rows.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def points(
   unread: Callable[[Config], Unused],
   settle: Callable[[Config, Mapping[str, Any], str], None] = lambda *row: None,
 ) -> list[Point]:
-  """Every run of a table, checked before the first one begins.
+  """Returns every run of a table, checked before the first one begins.
 
   Args:
-    alone: the label where the config is one run.
+    alone: label of the run where the config has no rows.
     check: (run) -> None; raises UserError if the run is refused.
-    row_facts: (label, run) -> what tells it from the other runs.
+    row_facts: (label, run) -> what distinguishes it from the other runs.
     unread: (run) -> the fields that it does not read (`engine.resettled`).
-    settle: (run, its changes, their place), before it is checked.
+    settle: (run, its changes, their place in the config) -> None; called before the check.
 
   Raises:
     UserError: an unknown field or value, one of the whole table, two rows of one name.
@@ -121,7 +121,7 @@ def run_all(
 ) -> list[Row]:
   """Runs the remaining rows of a table and returns all rows, which hold their results.
 
-  Each lives in `workdir`/points/NAME, with sweep.json beside them.
+  Each run lives in `workdir`/points/NAME; sweep.json is in `workdir`.
 
   Args:
     all_points: `points`.

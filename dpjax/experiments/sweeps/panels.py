@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
   dataset: str
   epsilon: float
-  relation: str  # in words; "": nobody promises anything here
+  relation: str  # in words; "": no run here has a guarantee
   curves: list[str]
 
 
@@ -73,7 +73,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
 
   There is a column for each data set, epsilon and neighbouring relation, and a line for each
   curve: the mean over seeds, the band spans them. A column has five curves at most; more curves
-  fill more columns. Runs without privacy stand in every column.
+  fill more columns. Runs without privacy are in each column of their data and epsilon.
 
   Args:
     rows: of report.csv, one for each epoch of each run.
@@ -195,7 +195,7 @@ def _panel(
   look: Look,
   names: list[str] | None,
 ) -> list[Any]:
-  """Draws the curves; returns what stands for each in a key. `names`: colours by their place."""
+  """Draws the curves; returns their entries of a key. `names`: colours by their place."""
   from matplotlib.ticker import MaxNLocator
 
   handles = []

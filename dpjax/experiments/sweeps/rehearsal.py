@@ -1,7 +1,7 @@
 """`--dry_run` of several runs: their guarantees and needs together, without running them.
 
-Each run is rehearsed on zeros, as `experiments/run/dry_run.py` has it. Runs that differ in their
-seed alone are rehearsed once. Everything is refused that the runs would be refused before the
+Each run is rehearsed on zeros, as in `experiments/run/dry_run.py`. Runs that differ only in their
+seed are rehearsed once. A rehearsal refuses everything that the run itself would refuse before its
 first step.
 """
 
@@ -49,8 +49,8 @@ def report(
   choice. `num_processes` and `only` are those of `grid.run_sweep`.
 
   Raises:
-    UserError: a fault of the sweep itself. One of a run that only its data tell is told with
-      that run, as the sweep would.
+    UserError: a fault of the sweep itself. A fault of one of several runs that only its data show
+      is reported with that run.
   """
   side_by_side.check(num_processes)
   kind = grid.kind_of(config.base)

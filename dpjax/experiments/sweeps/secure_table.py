@@ -28,7 +28,7 @@ def alone_as(config: SecureConfig) -> str:
 
 @bounds.names_fields
 def points(config: SecureConfig) -> list[Point]:
-  """Every run of a table, checked before the first one begins.
+  """Returns every run of a table, checked before the first one begins.
 
   Raises:
     UserError: an unknown field or value, a setting that a row would ignore, two rows of one
@@ -52,11 +52,11 @@ def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
   """Runs `labelled.run_all`, and writes files beside sweep.json: secure.md, secure.csv (one
   line for each row) and secure.png (seconds and bytes).
 
-  Rows whose extra is not installed are left out, and said so before the first row begins. The same
-  command runs them once it is installed.
+  Rows whose extra is not installed are left out, and named before the first row begins. The same
+  command runs them once the extra is installed.
 
   Raises:
-    UserError: a wrong config; an extra without which no row can run; and as there.
+    UserError: a wrong config; an extra without which no row can run; as `labelled.run_all`.
   """
   all_points = points(config)
   lines = {point.name: extras.missing(point.config) for point in all_points}

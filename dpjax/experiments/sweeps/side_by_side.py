@@ -62,8 +62,8 @@ def outcomes(
 ) -> Generator[tuple[T, Any]]:
   """Yields (task, its outcome) as they end; tasks begin in their order.
 
-  Left early, by an exception or by who reads, it sends SIGTERM to the processes and waits for
-  them: a run ends its step and saves. So they do by themselves when this process is gone.
+  If an exception or the reader ends it early, it sends SIGTERM to the processes and waits: a run
+  ends its step and saves. They do the same by themselves when this process is gone.
 
   Args:
     work: done once for each task, in whichever process is free. It and the tasks are pickled for
@@ -78,8 +78,8 @@ def outcomes(
     BaseException: what else a task raised.
   """
   _check_picklable(work, tasks)
-  waiting = iter(tasks)  # doing: the pipe to a process -> its task
-  doing = {}
+  waiting = iter(tasks)
+  doing = {}  # the pipe to a process -> its task
 
   def give(pipe: Any) -> None:
     # One task at a time, so that the slowest run does not delay others behind it.
@@ -128,7 +128,7 @@ def _inherited(connection: Any) -> _Held:
 def _crew(
   work: Callable[[Any], Any], count: int, lock: _Held | None
 ) -> Iterator[dict[Any, Any]]:
-  """Yields processes by the pipes to them."""
+  """Yields {pipe: process}; ends the processes with the block."""
   # A forked JAX may hang: its threads are gone in the child, but their locks are not.
   context = multiprocessing.get_context("spawn")
   arguments = (work, allocator.keeps_freed_memory(), dict(jax.config.values), lock)

@@ -109,7 +109,7 @@ def _label(group: Row, series: str | None, y: str) -> str:
 
 
 def _cell(group: Row, y: str) -> str:
-  """Returns the mean of seeds with a finite result, and the number of other seeds."""
+  """Returns mean and range of seeds with a finite result, and the number of other seeds."""
   lost = group["not_finite"]
   seeds = group["seeds"]
   if lost == seeds:

@@ -1,11 +1,11 @@
 """Private choice of hyper-parameters: the best of a random number of runs, accounted.
 
-An ordinary sweep costs the sum of its runs (`cost.charge`). Here the number of runs is
-random and secret, each draws its setting from the grid at random, and only the best one is
-released: that costs little more than twice one run, however large the grid (Papernot and
-Steinke 2022, arXiv:2110.03620; `accounting.tuning`).
+An ordinary sweep costs the sum of its runs (`cost.charge`). Here the number of runs is random and
+secret, each draws its setting from the grid at random, and only the best one is released. The cost
+does not depend on the size of the grid. It is often two to three times one run, and grows with the
+mean number of runs (Papernot and Steinke 2022, arXiv:2110.03620; `accounting.tuning`).
 
-What is compared is a score on the TEST data, which are treated as public: the score is then
+Runs are compared by a score on the TEST data, which are treated as public. The score is then
 post-processing of the released parameters and costs nothing more. A score on training data
 would be a further query on them, so such a `y` is refused. Where the test data are private
 too, their part in the choice is NOT covered.
@@ -45,7 +45,7 @@ TRIALS = "trials.json"
 BEST = "best"
 # result.json and config.json stay secret: they hold the seed.
 _MODEL = "params.npz"
-# (config, data) -> its plan, and the assumptions of its guarantee that nobody can check
+# (config, data) -> its plan, and the assumptions of its guarantee that cannot be checked
 PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
 
 
@@ -140,10 +140,10 @@ def selection_cost(
   """Returns epsilon of one run and of the selection, with its delta.
 
   Args:
-    assumptions: that some run rests on and nobody can check; then it is a claim.
+    assumptions: of any run, that nobody can check; with one, the epsilon is a claim.
 
-  A run that draws a batch above its capacity aborts, and the selection with it: by a union
-  bound over the runs that has at most E[K] times one run's chance B, which adds
+  A run that draws a batch above its capacity aborts, and the selection with it. By a union bound
+  over the K runs, the chance is at most E[K] times one run's chance B. That adds
   (1 + e^epsilon) E[K] B to delta, where one run set aside (1 + e^epsilon_run) B.
   """
   selection = config.selection
@@ -276,7 +276,7 @@ def _trials(
   """Returns (setting, seed) of each run, drawn once from the operating system's entropy,
   then kept.
 
-  The seeds are random, not in a row: that of the winner must not tell how many ran.
+  The seeds are random, not in a row: that of the winner must not reveal how many ran.
   """
   path = workdir / TRIALS
   identity = json.loads(json.dumps(writers.plain(fields.to_dict(config)), default=str))

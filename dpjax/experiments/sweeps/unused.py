@@ -1,8 +1,8 @@
-"""Fields of a grid that its runs do not read; see `unused`.
+"""Fields of a grid that its runs do not read; see `experiments.config.unread`.
 
-Of a sweep, a point must read every field that it is given, and a field of the base must be read
-by a point that does not replace it. Of an experiment, whose curves are of several methods, a
-setting must be read by at least one of its curves, and one that a curve sets by that curve.
+In a sweep, a point must read every field that it is given. A field of the base must be read by a
+point that does not replace it. In an experiment, whose curves are of several methods, at least one
+curve must read a setting. A setting that a curve sets must be read by that curve.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import switches
 
-# Fields of the curve and of the table beside it.
+# Fields of the curve and of its table, which a selection does not write.
 _DRAWN = ("x", "series", "title", "references")
 # Fields of an experiment that a curve does not have.
 _OF_EXPERIMENT = ("curves", "title")
