@@ -254,7 +254,7 @@ def _printable(value: Any) -> str:
 
 
 def _number(path: pathlib.Path, result: Mapping[str, Any], name: str) -> float:
-  value = result.get(name)
+  value: Any = result.get(name)
   is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
   if not is_number or not 0 <= value < math.inf:
     raise _odd(path, f"has {name}={value!r:.40}, which must be finite and >= 0")
@@ -277,7 +277,7 @@ def _with_ledger(
     raise _odd(path, "its ledger has another neighbouring relation than its result")
   left = result.get("accounted_delta", stated.delta)
   left = _number(path, {"accounted_delta": left}, "accounted_delta")
-  by = result.get("accountant")
+  by: Any = result.get("accountant")
   keys = frozenset(charge.noise_key_id for charge in ledger.charges)
   known = dataclasses.replace(stated, noise_keys=keys)
   is_known = by in accounting.ACCOUNTANTS and 0 < left <= stated.delta
@@ -376,11 +376,15 @@ def _epsilon(
   return summed, whole, "", runs
 
 
+def _events(runs: Iterable[FinishedRun]) -> list[dpa.DpEvent]:
+  return [run.event for run in runs if run.event is not None]
+
+
 def _composable(runs: Sequence[FinishedRun], accountant: str) -> list[FinishedRun]:
   """Returns runs whose ledgers an accountant composes: each that goes with those before it."""
   kept: list[FinishedRun] = []
   for run in runs:
-    events = [other.event for other in (*kept, run)]
+    events = _events([*kept, run])
     try:
       if run.event is not None:
         accountable(dpa.ComposedDpEvent(events), run.relation, accountant)
@@ -395,7 +399,7 @@ def _composed_epsilon(
 ) -> float | None:
   """Returns epsilon at `delta`, what aborts cost in it included; None where they cost too much,
   or where the accountant knows no epsilon at so small a delta."""
-  event = dpa.ComposedDpEvent([run.event for run in runs])
+  event = dpa.ComposedDpEvent(_events(runs))
 
   def at(left: float) -> float:
     return accounting.epsilon(
