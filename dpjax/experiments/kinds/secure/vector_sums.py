@@ -95,8 +95,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     protocol=name,
     sizes=f"{task.num_clients} clients x {task.length} entries{silent}",
     seconds=float(state["seconds"][0]),
-    # A message counts at both ends, so half is taken. `client` is the largest of any client, so
-    # this bounds the total.
+    # Halved, since a message counts at both ends; a bound, since `client` is the largest client's.
     num_bytes=(task.num_clients * client + server) // 2,
     error=error,
     error_is="largest, of an entry of the sum",
