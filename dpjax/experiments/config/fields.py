@@ -87,7 +87,8 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
   """Returns the value of a dotted field. A chosen value is returned as text, with its changed
   fields. None where a dict, or the chosen value, lacks the key.
 
-  Raises: UserError: an unknown field.
+  Raises:
+    UserError: an unknown field.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> get(TrainConfig(), "privacy.delta"), get(TrainConfig(), "privacy.clipping")

@@ -88,7 +88,8 @@ def _at_once(config: TrainConfig) -> Unused:
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   """Returns the unread fields that the name of the data reveals; `of_dataset` returns others.
 
-  Args: of_leaf: whether a folder was written by LEAF, so that it may hold text.
+  Args:
+    of_leaf: whether a folder was written by LEAF, so that it may hold text.
   """
   declared = data_lib.takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared

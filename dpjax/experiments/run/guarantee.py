@@ -195,7 +195,8 @@ def of_plan(
     note: text before the plan's statement.
     release: whether noise is on a grid, with keys of the operating system; see `released`.
 
-  Raises: UserError: a budget, or a release, of a run without a guarantee.
+  Raises:
+    UserError: a budget, or a release, of a run without a guarantee.
   """
   if not plan.is_private or (release and not math.isfinite(plan.epsilon())):
     check_nothing_asked(budget=budget, release=release)

@@ -56,7 +56,8 @@ def relation(config: FedConfig) -> str:
 def public_size(config: FedConfig, federation: Federation) -> int:
   """Returns the number of clients that the mechanism may depend on; see `run.sizes`.
 
-  Raises: UserError: under add_or_remove_one, no number is declared for clients that the data name.
+  Raises:
+    UserError: under add_or_remove_one, no number is declared for clients that the data name.
   """
   privacy = config.privacy
   known = federation.nominal_users
@@ -398,7 +399,7 @@ def make_promise(
 ) -> Guarantee:
   """Returns the guarantee for one of `num_clients`.
 
-  Args: the plans of `make_plan`, and the mechanism of `distributed.mechanism`.
+  The plans are those of `make_plan`, the mechanism is that of `distributed.mechanism`.
   """
   asked = guarantee.asked(attack_of(config.privacy), config.privacy.delta)
   if mechanism is not None:
