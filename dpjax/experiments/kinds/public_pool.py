@@ -80,7 +80,7 @@ def noted(
   promised: guarantee.Guarantee, config: Any, public: data.Dataset
 ) -> guarantee.Guarantee:
   """Returns the guarantee, whose statement says why the pool counts as public. It is a claim
-  where only `pool_is_public` says so."""
+  where `pool_is_public` is set."""
   pool = f"The pool is the first {config.num_pool} examples of the test set"
   if not config.pool_is_public:
     note = (

@@ -2,8 +2,8 @@
 
 The guarantee of a run that starts from them covers only records that did not influence them. So
 their origin must be known. The result.json beside a params.npz, bound to it by a digest, names the
-data that it was trained on, and those of its own first parameters. A file trained on the run's own
-data is refused. The privacy statement names the other data.
+data that it was trained on, and those of its own first parameters. If the run's own data are found
+among them, by name, file or digest, the file is refused. The privacy statement names the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files that a run writes: metrics.jsonl, TensorBoard scalars, result.json; and progress.
 
 Files are strict JSON, which lacks NaN and infinity: NaN is written as null, infinity as "inf" or
-"-inf". Files other than metrics.jsonl are replaced atomically: a kill leaves the old or new one.
+"-inf". All but metrics and events are replaced atomically: a kill leaves the old file or the new.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     error_is = "largest, of a weight, against the same without noise (NOT private)"
     summary += f"without noise {plain:.4f} (NOT private); "
   else:
-    # The exact error would reveal the weights without noise. So this is a public bound on its
-    # mean: the largest of m sub-Gaussian numbers is at most std sqrt(2 ln(2 m)) on average.
+    # The exact error, beside the weights, could tell two data sets apart. So this is a public bound
+    # on its mean: that of the largest of m sub-Gaussian numbers is at most std sqrt(2 ln(2 m)).
     plain = None
     error = mechanism.std * math.sqrt(2) * math.sqrt(2 * math.log(2 * weights.size))
     error_is = "bound on the mean of the largest noise of a weight"
