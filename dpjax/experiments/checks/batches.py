@@ -1,5 +1,4 @@
-"""Checks of the batches: drawn by the accounted sampling scheme, from the seed, at every
-step."""
+"""Checks that batches are drawn by the accounted sampling scheme, from the seed, at every step."""
 
 from __future__ import annotations
 
@@ -157,7 +156,7 @@ def _pair_deviations(
 def _together(
   draws: list[np.ndarray], n: int, chance: float
 ) -> Iterator[tuple[float, str]]:
-  """Tests that two rows are in one batch as often as that chance says."""
+  """Tests that two rows are in one batch with probability `chance`."""
   times = len(draws)
   taken = _taken(draws, n)
   if n <= _PAIRED:
@@ -231,7 +230,7 @@ def _missing_sizes(sizes: list[int], distribution: _Expected) -> float:
 
 
 def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]:
-  """The batches of the run, or as many as the limit allows. A short run gets some further
+  """Yields the batches of the run, or as many as the limit allows. A short run gets some further
   steps."""
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   times = max(times, at_least)
@@ -239,7 +238,7 @@ def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]
 
 
 def _stretches(plan: Any, n: int) -> tuple[range, range]:
-  """Steps at the start and at the end of the plan."""
+  """Returns steps at the start and at the end of the plan."""
   each = int(np.clip(_INDICES // max(n, 1), *_DRAWS)) // 2
   late = max(each, plan.num_steps - each)
   return range(each), range(late, late + each)
@@ -413,7 +412,7 @@ def _seldom_in_a_pass(
 
 
 def _overlap_moments(a: Any, b: Any, n: int) -> tuple[Any, Any]:
-  """Mean and variance of the overlap of uniform subsets of sizes a and b of n."""
+  """Returns mean and variance of the overlap of uniform subsets of sizes a and b of n."""
   mean = a * b / n
   return mean, mean * (1 - a / n) * (1 - b / n) * n / max(n - 1, 1)
 
@@ -497,7 +496,7 @@ def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
 
 
 def _ways(size: int, n: int) -> float:
-  """The logarithm of the number of subsets of this size."""
+  """Returns the logarithm of the number of subsets of this size."""
   ways = special.gammaln(n + 1) - special.gammaln(size + 1)
   return float(ways - special.gammaln(n - size + 1))
 
@@ -594,17 +593,17 @@ def records_alone(subject: Subject) -> Row:
 
 
 def _read(subject: Subject, indices: np.ndarray) -> list[np.ndarray]:
-  """The leaves of these records, [len(indices), ...]."""
+  """Returns the leaves of these records, [len(indices), ...]."""
   leaves = jax.tree.leaves(subject.train[indices])
   plain = [jax.random.key_data(leaf) if trees.is_key(leaf) else leaf for leaf in leaves]
   return [np.asarray(leaf)[: indices.size] for leaf in plain]
 
 
 def _differ(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
-  """Which records differ in any bit, [len(indices)] bool."""
+  """Returns which records differ in any bit, [len(indices)] bool."""
   if [leaf.shape for leaf in some] != [leaf.shape for leaf in others]:
     return np.ones(len(some[0]), bool)
-  # Bytes in place of numbers: NaN equals itself, and -0 differs from 0.
+  # Bytes are compared, since NaN does not equal itself, and -0 equals 0.
   rows = lambda leaf: np.ascontiguousarray(leaf).reshape(len(leaf), -1).view(np.uint8)
   pairs = [rows(a) != rows(b) for a, b in zip(some, others)]  # of each leaf: [n, bytes]
   return np.any([pair.any(axis=1) for pair in pairs], axis=0)

@@ -1,5 +1,4 @@
-"""Checks of releases before the first step: statistics of the inputs, for runs that have
-them."""
+"""Checks of statistics of the inputs that are released before the first step, if there are any."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ from dpjax.types import NeighboringRelation
 _NAME = ("statistics: influence", "statistics: noise")
 # Factors on one example in place of its neighbour: absent, mirrored, huge.
 _FACTORS = (0.0, -1.0, 1e4, 1e9)
-# Noise multiplier of the compared runs: small, so that a move shows.
+# Noise multiplier of the compared runs; small, so that a change of a sum is visible.
 _QUIET = 1e-3
-# Epsilon of the preceding medians.
+# Epsilon of the medians that are released before the sums.
 _LOUD = 100.0
 # Tolerance in clip norms: grid and rounding of such a run.
 _SLACK = 1e-2

@@ -1,10 +1,9 @@
-"""Broken twins of every row of `launch.audit`, played against that row's own games:
-`--twins`.
+"""`launch.audit --twins`: broken twins of every subject, played against the subject's own games.
 
-An audit that nothing can fail is worth nothing. Each row of the table is one subject with one
-fault (`dpjax.auditing.games.twins`), and says which game refuted it, and by how much. Games are
-played in the order of the row, with few draws at first; the significance of 0.1 % is divided
-among all of them, so a sound subject would pass for broken once in a thousand rows at most.
+The games are only worth something if they can find faults. Each row of the table is one subject
+with one fault (`dpjax.auditing.games.twins`), and names the game that refuted it. Games are played
+in their order, with few draws at first. The significance of 0.1 % is divided among all of them, so
+at most one sound subject in a thousand would be called broken.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class TwinSettings:
 
 
 def run(settings: TwinSettings, out: str | os.PathLike) -> list[dict[str, Any]]:
-  """Plays the twins that remain, writes after each, and returns all rows.
+  """Plays the twins that have no row yet, writes after each, and returns all rows.
 
   Raises:
     UserError: `out` holds twins of other settings or versions.

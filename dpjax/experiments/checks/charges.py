@@ -1,6 +1,6 @@
-"""Checks of releases and their accounting. Each update is the step's own sum with its
-noise, divided by a public number. Epsilon follows from public fields, no key serves twice,
-and canaries prove no more than is claimed."""
+"""Checks of releases and their accounting. Each update is the sum of its own step with noise,
+divided by a public number. Epsilon follows from public fields, no key is used twice, and canaries
+prove no larger epsilon than is claimed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))
 _CANARIES = 1000
 # Number of consecutive seeds whose keys are compared.
 _SEEDS = 64
-_SPREAD_SEEDS = 300  # large ones, likewise
-# A multiple of all numbers up to 16: keys derived from a remainder stay the same.
+_SPREAD_SEEDS = 300  # number of large random seeds whose keys are compared
+# A multiple of all numbers up to 16: adding it keeps keys that are derived from a remainder.
 _COMMON_MULTIPLE = 720_720
 # Most steps of a run whose charges are added up one by one.
 _LEDGER_STEPS = 200
@@ -94,8 +94,8 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 
 
 def _levels_before(plan: Any) -> list[float]:
-  """Noise multipliers of each vector in the statistics released first, relative to the
-  sensitivity."""
+  """Returns the noise multiplier of each vector in the statistics that are released first,
+  relative to the sensitivity."""
   statistics = plan.statistics
   if statistics is None:
     return []
@@ -118,7 +118,7 @@ def _multiplier(plan: Any) -> float:
 
 
 def _exchanged(plan: Any) -> int:
-  """The sensitivity to a replaced record, in clip norms."""
+  """Returns the sensitivity in clip norms: 2 under replace_one, else 1."""
   return 2 if plan.neighboring_relation == "replace_one" else 1
 
 
@@ -170,7 +170,7 @@ def overflow(subject: Subject) -> Row:
   plan = subject.plan
   if not (plan.sampler.can_overflow and plan.is_private):
     return not_applicable(name, "the batch size is fixed, or nothing is claimed")
-  # The neighbour may have one record more.
+  # A neighbouring data set may have one more record.
   each = plan.sampler.log_overflow_prob(len(subject.train) + 1)
   epsilon = plan.epsilon()
   share = math.exp(np.logaddexp(0.0, epsilon) + each + math.log(plan.num_steps))
@@ -181,8 +181,8 @@ def overflow(subject: Subject) -> Row:
 
 
 def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
-  """Steps that receive sums: all of the run, or as many as the limit allows."""
-  # A transform has no steps after its plan.
+  """Returns the steps that receive sums: all of the run, or as many as the limit allows."""
+  # Only steps of the plan: a transform has none after them.
   count = subject.plan.num_steps
   affordable = max(_OWN_STEPS, _OWN_WORK // max(1, trees.size(subject.params)))
   if count <= affordable:
@@ -214,7 +214,7 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
 
 
 def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
-  """Norms [T] of unexplained differences between two runs with one noise key. The runs
+  """Returns norms [T] of unexplained differences between two runs with one noise key. The runs
   differ in their sums, batch sizes and parameters."""
   plan = subject.plan
   gaps = np.diff(steps, prepend=-1) - 1
@@ -260,8 +260,8 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
 
 
 def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
-  """Norm of the change in step 0 when the same sum comes with more padded rows, all or none
-  of them used. Noise must not depend on the batch."""
+  """Yields norms of the change in step 0 when the same sum has more padded rows, all or none of
+  them used. Noise must not depend on the batch."""
   plan = subject.plan
   offered, _ = _offered(subject, 0, 0)
 
@@ -452,7 +452,7 @@ def _changed(value: Any, name: str = "") -> Iterator[Any]:
 def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
   """Yields the config with one field changed, for each field that affects the run."""
   values = to_dict(config)
-  # The file must exist: its bytes decide.
+  # `pretrained` is left out, since a changed name would need a file that exists.
   elsewhere = (*config.where, "pretrained")
   for name, value in [(name, values[name]) for name in values if name not in elsewhere]:
     part = getattr(config, name)
@@ -508,7 +508,7 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _shared_keys(subject: Subject) -> Iterator[str]:
-  """Fields of the config, and changes of the data, for which two runs share a key."""
+  """Yields fields of the config, and changes of the data, for which two runs share a key."""
   assert subject.run_keys is not None
   keys_of = subject.run_keys
   config = subject.config
@@ -525,7 +525,7 @@ def _shared_keys(subject: Subject) -> Iterator[str]:
   for name, other in _neighbours(config):
     try:
       random = keys_of(other)
-    # A path without code cannot run, and so has no keys.
+    # A changed import path leads to no code, so it has no run and no keys.
     except UserError:
       continue
     yield from held(name, _settings_text(other), random)
@@ -536,7 +536,7 @@ def _shared_keys(subject: Subject) -> Iterator[str]:
 
 
 def _poor_bits(subject: Subject) -> Iterator[str]:
-  """Bits of the keys that are constant over too many seeds."""
+  """Yields the names of keys with a bit that is the same for too many seeds."""
   assert subject.run_keys is not None and subject.config is not None
   seeds = [dataclasses.replace(subject.config, seed=seed) for seed in range(_SEEDS)]
   keys = [subject.run_keys(config) for config in seeds]

@@ -139,9 +139,9 @@ def feature_saliency(
     predict: [n, d] -> [n, ...].
     features: [n, d].
 
-  It is a saliency, of a given model on given records: it does not bound what exchanging one
-  record can do, says 0 for a feature that is 0, and is itself computed from the records, so
-  that noise allotted by it leaks. Scores from public data are harmless.
+  It is a saliency of a given model on given records. It does not bound the effect of exchanging one
+  record, and is 0 for a feature that is 0. It is computed from the records, so noise levels chosen
+  by it leak information. Scores from public data are harmless.
 
   >>> feature_saliency(lambda x: 3 * x[:, 0], np.ones((4, 2)), 0, factor=2)
   3.0
@@ -152,7 +152,7 @@ def feature_saliency(
 
 
 def compare(delta: float = 1e-5) -> list[Comparison]:
-  """Every formula beside PLD and RDP over a grid, in the order of the documents.
+  """Returns every formula beside PLD and RDP over a grid, in the order of the documents.
 
   >>> row = compare(1e-5)[0]
   >>> row.setting, round(row.claimed, 2), round(row.pld, 2), row.verdict
@@ -171,7 +171,7 @@ def compare(delta: float = 1e-5) -> list[Comparison]:
 
 
 def verdict(claimed: float, pld: float | None, rdp: float | None) -> str:
-  """The verdict on the formula, from VERDICTS.
+  """Returns the verdict on the formula, one of VERDICTS.
 
   >>> verdict(1.0, 4.4, 5.0), verdict(1.0, None, 5.0), verdict(9.0, 4.4, 5.0)
   ('unsound', 'unproved', 'loose')
@@ -244,7 +244,7 @@ def _subsampling(delta: float) -> list[Comparison]:
     text = f"{_COHORT} of {_CLIENTS}, sigma={_CLIENT_NOISE:g}, T={rounds}"
     poisson = composed(poisson_sampled_event(each, sampling_prob=q), rounds)
     rows.append(_row(where, f"{text}, Poisson", claimed, poisson, delta))
-    # sigma is relative to the sensitivity, so that without sampling both cost the same
+    # Sigma is relative to the sensitivity, so without sampling both relations cost the same.
     fixed = fixed_size_event(
       gaussian_event(2 * _CLIENT_NOISE), num_examples=_CLIENTS, batch_size=_COHORT
     )

@@ -101,7 +101,7 @@ def _without(j: int) -> np.ndarray:
 
 
 def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
-  """Distance that the sum moves when example j is removed (or replaced by its neighbour)."""
+  """Returns (params, batch, j) -> the sum's change when example j is removed, or exchanged."""
 
   def move(params, batch, j):
     whole = np.ones(BATCH, bool)
@@ -113,8 +113,7 @@ def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
 
 
 def _scaled_one(batch: Any, j: int, factor: float) -> Any:
-  """Scales example j alone: its term is as long as clipping allows, those of the others are
-  not."""
+  """Returns the batch with example j scaled, so that only its term is as long as the clip norm."""
   return _put(batch, j, lambda leaf: leaf * factor)
 
 
@@ -152,8 +151,8 @@ def influence(subject: Subject) -> Row:
 
 
 def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
-  """The same test on a full batch of equal examples. Their sum is the longest possible, so
-  rounding shows."""
+  """Yields how far examples move the sum of a full batch of equal examples. This sum is the
+  longest possible, so that rounding is visible."""
   size = subject.plan.sampler.padded_batch_size
   total = _total(subject)
   scaled = _scaled(subject.batch(), _FACTORS[1])
@@ -180,7 +179,7 @@ def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | N
 
 
 def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
-  """(the contribution of example i alone, the expected one), in float64. Expected is its
+  """Returns (the contribution of example i alone, the expected one), in float64. Expected is its
   gradient times the published factor, or times the nearest factor in [0, 1]."""
   single_row = jax.tree.map(lambda leaf: leaf[i : i + 1], batch)
   term = _total(subject)(subject.params, single_row, np.ones(1, bool))
@@ -273,7 +272,7 @@ def _masks() -> Iterator[np.ndarray]:
 
 
 def _fitted(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
-  """Parameters after plain Adam on these examples, so that gradients become short."""
+  """Yields (name, parameters) after plain Adam on these examples, so that gradients get short."""
   tx = optax.adam(0.02)
   mean = lambda params: jnp.mean(
     jax.vmap(subject.loss_fn, in_axes=(None, 0))(params, batch).astype(jnp.float32)
@@ -299,7 +298,7 @@ def _fitted(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _regimes(subject: Subject) -> Iterator[tuple[str, Callable[..., Any], Any, Any]]:
-  """(name, total, params, batch) with gradients of very different lengths."""
+  """Yields (name, total, params, batch) with gradients of very different lengths."""
   total = _total(subject)
   batch = subject.batch()
   params = subject.params
@@ -322,7 +321,7 @@ def _regimes(subject: Subject) -> Iterator[tuple[str, Callable[..., Any], Any, A
 
 
 def _terms(subject: Subject, grads: Any) -> Any:
-  """Stacked gradients, clipped as the rule's paper says, in float64; the rule must be
+  """Returns stacked gradients, clipped as the rule's paper says, in float64; the rule must be
   known."""
   clip = subject.plan.l2_clip_norm
 
@@ -341,8 +340,8 @@ def _terms(subject: Subject, grads: Any) -> Any:
 
 
 def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
-  """Distance between a sum and its terms [B, ...], relative to their total length; in clip
-  norms if there are none."""
+  """Returns the distance between a sum and that of its terms [B, ...], relative to their total
+  length."""
   wanted = jax.tree.map(lambda leaf: np.tensordot(mask.astype(float), leaf, axes=1), terms)
   lengths = [
     _norm(jax.tree.map(lambda leaf, i=i: leaf[i], terms)) for i in range(len(mask))
@@ -386,7 +385,7 @@ def any_mask(subject: Subject) -> Row:
 
 
 def _by_another_route(subject: Subject) -> tuple[float, str]:
-  """The same test against gradients of one example at a time, for more examples."""
+  """Returns (worst deviation of a sum from gradients of one example at a time, its place)."""
   clip = subject.plan.l2_clip_norm
   if _published(clip.rule, 1.0, 1.0) is None:
     return 0.0, ""
@@ -456,7 +455,7 @@ def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
   """Norm of a large batch's sum minus those of its parts, where the parts hold an example."""
   size = len(mask)
   total = _total(subject)
-  # Examples pad the others.
+  # Half of the padding is NaN, the rest is other examples.
   hole = np.flatnonzero(~mask)[::2]
   batch = _put(batch, hole, lambda leaf: float("nan"))
   left = total(subject.params, batch, mask)
@@ -470,7 +469,7 @@ def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
 
 
 def _dropped_from_sum(subject: Subject) -> Iterator[float]:
-  """Clip norms by which an example with a non-finite gradient moves the sum."""
+  """Yields distances by which an example with a non-finite gradient moves the sum."""
   total = _total(subject)
   batch = subject.batch()
   own_grad = _own_grad(subject.loss_fn)
@@ -491,7 +490,7 @@ def _dropped_from_sum(subject: Subject) -> Iterator[float]:
 
 
 def _dropped_from_stack(subject: Subject) -> Iterator[float]:
-  """The same for stacked gradients with one spoilt, through the transform."""
+  """Yields the same for stacked gradients with one spoilt, through the transform."""
   plan = subject.plan
   key = jax.random.key(SEED)
   length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
@@ -626,7 +625,7 @@ def cross_example_leakage(
 
 
 def _sum_leakage(subject: Subject) -> float:
-  """The same for the sum: contributions of the others must not depend on example j."""
+  """Returns how far the other examples' part of the sum depends on example j."""
   total = _total(subject)
   batch = subject.batch()
   worst = 0.0

@@ -1,13 +1,13 @@
 """The long form of all games for `launch.audit`, with a table that is written after each
 game.
 
-Each row of the table is one subject. It shows the game that came nearest to its claim; the
-significance of 0.1 % is divided among the subject's games and their claims, so that all
-bounds of a row hold together with 99.9 %. A pass is evidence, not a proof.
+Each row of the table is one subject, and shows the game that came nearest to its claim. The
+significance of 0.1 % is divided among the subject's games and their claims, so all bounds of a
+row hold together at 99.9 %. A pass is evidence, not a proof.
 
-Beside each bound stands its ceiling: what the same draws show of outputs that are always told
-apart. A claim above its ceiling CANNOT be refuted, whatever is broken. So every game gets
-10,000 draws, and up to 25,000 where a claim needs them; what needs more takes more minutes.
+The ceiling of a bound is the bound that as many draws give for outputs that always differ. A claim
+above its ceiling CANNOT be refuted, whatever is broken. So every game gets 10,000 draws, and up to
+25,000 where a claim needs them. Claims that need more draws need a larger `minutes`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _name(package: str, subject: str) -> str:
 
 
 def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
-  """Plays the games that remain, writes after each subject, and returns all rows.
+  """Plays the games that have no row yet, writes after each subject, and returns all rows.
 
   Raises:
     UserError: `out` holds an audit with other settings or versions.

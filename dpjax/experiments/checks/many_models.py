@@ -1,10 +1,10 @@
 """The audit of final models as a command: `launch.audit --final_model=DATA`.
 
-A linear classifier on `num_records` records of a data set, trained by full-batch DP-SGD at
-epsilon, `num_models` times with a target among them and `num_models` times without it
-(`dpjax.auditing.final_model`). The auditor's own records, on which worst-case initial
-parameters are fitted, are others of the same data set, and blanks of one class, which make
-every other label of a blank unlikely.
+Full-batch DP-SGD at epsilon trains a linear classifier on `num_records` records of a data set,
+`num_models` times with a target among them and `num_models` times without
+(`dpjax.auditing.final_model`). Worst-case initial parameters are fitted on the auditor's own
+records: other records of the data set, and blanks of one class, which make every other label of a
+blank unlikely.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class FinalModels:
   """Settings of an audit of final models.
 
   Args:
-    data: a data set of images with classes. epsilon, delta: that are claimed.
-    num_models: trainings with the target, and as many without it.
+    data: a data set of images with classes. epsilon, delta: the claimed guarantee.
+    num_models: number of trainings with the target, and of those without it.
     initial: "worst_case" (fitted) or "ordinary" (the model's own initialiser).
     num_records: number of records, with the target. num_steps: steps of full-batch descent.
     seed: seed of initial parameters and of the noise.
@@ -128,7 +128,7 @@ def _check_folder(settings: FinalModels, folder: pathlib.Path) -> None:
 
 
 def _plan(settings: FinalModels) -> Plan:
-  """A plan with all records in every step, so that the run is Gaussian-DP and the bound
+  """Returns a plan with all records in every step, so that the run is Gaussian-DP and the bound
   `gdp` holds."""
   plan = Plan.calibrated(
     epsilon=settings.epsilon,
@@ -184,7 +184,7 @@ def line(result: dict[str, Any]) -> str:
 
 
 def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
-  """Estimates with bootstrap intervals: every model is an independent training."""
+  """Returns estimates with bootstrap intervals, since all models are trained independently."""
   if settings.num_models < _FOR_BOOTSTRAP:
     return {}
   statistics = {
@@ -200,7 +200,7 @@ def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]
 
 
 def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Dataset]:
-  """(records without the target, the auditor's records with blanks, test)."""
+  """Returns (records without the target, the auditor's records with blanks, test)."""
   train, test = data.load(settings.data)
   if train.num_classes < 2 or train.x.dtype == np.int32:
     raise UserError(

@@ -1,8 +1,8 @@
-"""Checks of the noise: Gaussian, as large as accounted at every step, and independent. It
-is independent of other steps however far, of other leaves, coordinates and keys.
+"""Checks that noise is Gaussian, as large as accounted at every step, and independent of other
+steps however far, other leaves, coordinates and keys.
 
-Every statistic is a z-score (or a p-value turned into one) with fixed seeds: 6 is reached
-by a sound run with a chance of 2e-9 for each number looked at.
+Every statistic is a z-score (or a p-value turned into one) with fixed seeds. A sound run reaches 6
+with a chance of 2e-9 for each tested number.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEAST_MARKED = 3
 
 
 def _untested(plan: Plan) -> str:
-  """Returns why the noise of a plan is not tested."""
+  """Returns the reason why the noise of a plan is not tested."""
   if not plan.is_private:
     return "no noise is charged"
   return (
@@ -63,7 +63,7 @@ def _accounted_multiplier(plan: Plan) -> float | None:
 
 
 def _as_z(p: float, looked_at: int = 1) -> float:
-  """The z-score of the smallest of `looked_at` p-values."""
+  """Returns the z-score of the smallest of `looked_at` p-values."""
   return float(stats.norm.isf(min(p * looked_at, 1.0) / 2))
 
 
@@ -107,11 +107,10 @@ def _distribution_deviations(
 
 
 def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
-  """The same test on every value of white noise, not only a sample. No step, and no
-  coordinate of a leaf, may differ.
+  """Tests every value of white noise, not only a sample. No step, and no coordinate of a leaf,
+  may differ.
 
-  Rounding to a grid (in standard deviations) adds its variance, and what is near may be
-  half a step farther.
+  Rounding to a grid (in standard deviations) adds variance, and moves values by up to half a step.
   """
   times = len(recorded.steps)
   rounded = 1 + grid**2 / 12

@@ -1,8 +1,8 @@
 """A record of the noise of a run, over all of its steps.
 
-A transform is run on nothing for as many steps as the plan has. Of each step a sample of
-the coordinates is kept, of a few steps every value, so that noise which fades late, or
-comes again after a thousand steps, is seen on a model of any size.
+A transform runs on empty sums for as many steps as the plan has. A sample of coordinates is kept
+of each step, and every value of a few steps. So noise that fades late, or repeats after a thousand
+steps, is found for a model of any size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LONGEST = 4000
 _WORK = 600_000_000
 # Most numbers in the state of a transform without a memory of noise.
 _SMALL = 4096
-# Steps that are all compared with each other. Of more, some are skipped.
+# Up to this number, all steps are compared with each other. Of more, some are skipped.
 _LONG = 20_000
 # Most values of one leaf at one step that are compared with others.
 _WHOLE = 50_000
@@ -78,14 +78,14 @@ class Tails(NamedTuple):
 
 
 def test_key(subject: Subject, number: int) -> jax.Array:
-  """A key of the run's type, the same for every check."""
+  """Returns a key of the run's type, the same for every check."""
   if not subject.release:
     return jax.random.key(SEED + number)
   return noise.source.key_from_bytes(number.to_bytes(noise.source.KEY_BYTES, "little"))
 
 
 def test_keys(subject: Subject, number: int) -> Callable[[int], jax.Array]:
-  """run -> key: keys of one record, different from those of every other."""
+  """Returns run -> key: the keys of one record, different from those of every other record."""
   return lambda run: test_key(subject, number + 1000 * run)
 
 
@@ -100,7 +100,7 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
   A short plan is run several times, each time with another key, until there are enough values.
 
   Args:
-    keys: run -> key, of each record; all of one kind.
+    keys: for each record a function run -> key; all keys must be of one type.
   """
   steps = np.arange(subject.plan.num_steps)
   size = max(1, trees.size(subject.params))
@@ -235,7 +235,7 @@ def _covering(count: int) -> np.ndarray:
 
 
 def _relative_stds(plan: Plan, params: Any) -> list[float]:
-  """Noise of each leaf, in units of clip norm times noise multiplier."""
+  """Returns the noise std of each leaf, in units of clip norm times noise multiplier."""
   stds = transforms.group_stds(plan.l2_clip_norm, 1.0, plan.noise_shape.shares)
   spread = lambda std, group: jax.tree.map(lambda _: std / plan.l2_bound, group)
   return jax.tree.leaves(jax.tree.map(spread, stds, params))
@@ -247,7 +247,7 @@ def _std(plan: Plan) -> float:
 
 
 def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
-  """[T, k]: C times the rows, each divided by its factor of the schedule."""
+  """Returns [T, k]: C times the rows, each divided by its factor of the noise schedule."""
   rows = rows.astype(np.float64)
   if not rows.size:
     return rows
@@ -264,7 +264,7 @@ def _factors(plan: Plan, steps: np.ndarray) -> np.ndarray:
 def updated(
   update_fn: Callable, summed: ClippedSum, state: ArrayTree, params: Params, mask: Array
 ):
-  """(the transform's update at a constant clip norm and scale, its next state)."""
+  """Returns (the transform's update at a constant clip norm and scale, its next state)."""
   scale = transforms.clip_scale(state)
   scales = transforms.coordinate_scales(state)
   update, state = update_fn(summed, state, params, mask=mask)
@@ -274,7 +274,7 @@ def updated(
 
 
 def _updater(subject: Subject, key: jax.Array):
-  """(state at step 0, state -> (noise leaves in units of the update, next state))."""
+  """Returns (state at step 0, state -> (noise leaves in units of the update, next state))."""
   tx = subject.transform(key)
   plan = subject.plan
   # A sum is at least float32, for every type of parameters.
@@ -297,7 +297,7 @@ def walks(subject: Subject, key: jax.Array) -> bool:
 
 
 def _places(leaves: list[Any]) -> list[np.ndarray]:
-  """Coordinates of each leaf: from its start, its end and between."""
+  """Returns the recorded coordinates of each leaf: from its start, its end and between."""
   share = max(8, COORDINATES // max(1, len(leaves)))
   rng = np.random.default_rng(SEED)
   ends = share // 4
@@ -312,7 +312,7 @@ def _places(leaves: list[Any]) -> list[np.ndarray]:
 
 
 def _axis_sums(leaf: jax.Array) -> jax.Array:
-  """[s]: sums over each axis of a matrix or kernel, scaled to the variance of one value."""
+  """Returns sums [s] over each axis of a matrix or kernel, scaled to the variance of one value."""
   if leaf.ndim < 2:
     return jnp.zeros(0)
   sums = [
@@ -372,7 +372,7 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
 
 
 def blocks(recorded: Record) -> list[tuple[str, np.ndarray]]:
-  """(name, sorted absolute values) of each leaf at each of the first steps."""
+  """Returns (name, sorted absolute values) of each leaf at each of the first steps."""
   rng = np.random.default_rng(SEED)
   times = 4 if len(recorded.whole) <= 12 else 2
   pairs = math.comb(len(recorded.whole) * times, 2)

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def check_asked(only: str, seed: int) -> None:
-  """Raises for a name that no game has, and for a seed out of range.
+  """Raises UserError for a name that no game has, and for a seed out of range.
 
   >>> check_asked("", -1)
   Traceback (most recent call last):
@@ -31,7 +31,7 @@ def check_asked(only: str, seed: int) -> None:
 
 
 def stated(settings: Any) -> Row:
-  """Returns what rows depend on: settings, a dataclass, and versions of libraries."""
+  """Returns everything that rows depend on: settings (a dataclass) and versions of libraries."""
   return {"settings": dataclasses.asdict(settings), "versions": provenance.versions()}
 
 
@@ -46,14 +46,14 @@ def resumed(
   """Returns the rows already in a file, by name; none where there is no file.
 
   Args:
-    settings: that the rows must have.
-    file: JSON that holds what `stated` gives, and `rows`.
-    what: the file holds, in words, such as "an audit".
+    settings: settings that the rows must have.
+    file: JSON file with the result of `stated`, and `rows`.
+    what: content of the file in words, such as "an audit".
     holds: the same before the word settings, such as "an audit with".
-    name_of: the name of a row; None for one that is to be played again.
+    name_of: row -> its name; None: its game is played again.
 
   Raises:
-    UserError: the file is another one, or of other settings or versions.
+    UserError: the file has another content, or other settings or versions.
   """
   if not file.exists():
     return {}
@@ -87,7 +87,7 @@ def played(
   Args:
     todo: name -> function that computes its row.
     done: rows by name.
-    write: is given all rows after each one, and at the end.
+    write: called with all rows after each game, and at the end.
     label: label of the progress bar.
   """
   rows = dict(done)

@@ -1,5 +1,5 @@
-"""Check that nothing in a run follows from the number of records, a secret under
-add-or-remove-one. It covers plan, guarantee and everything written before the end."""
+"""Check that plan, guarantee and everything written before the end of a run do not depend on the
+number of records, which is secret under add-or-remove-one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _NAME = "number of records"
 
 
 def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
-  """Data of that many zero records, since a plan must not follow from their content,
-  either."""
-  # one row, repeated without memory
+  """Returns a data set of `count` zero records: a plan must not depend on content, either."""
+  # A broadcast row takes no memory for the copies.
   x = np.broadcast_to(
     np.zeros(train.x.shape[1:], train.x.dtype), (count, *train.x.shape[1:])
   )
@@ -29,10 +28,9 @@ def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
 
 
 def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
-  """Describes the plan, guarantee and messages of a run on these records, without its
-  outcome."""
+  """Returns descriptions of plan, guarantee and messages of a run on these records."""
   assert subject.config is not None and subject.run_keys is not None
-  # canaries take records away, by coins
+  # Without an audit, since canaries remove records by coins.
   config = dataclasses.replace(subject.config, audit=AuditConfig())
   run = build.assemble(config, (train, train), subject.run_keys(config))
   stated = run.guarantee
@@ -49,8 +47,8 @@ def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
 def size_of_data(subject: Subject) -> Row:
   """Builds the run on one record less and one more, and compares the results.
 
-  Plan, guarantee and results must be equal: anyone who sees the scale of the noise would else count
-  the records, and with them see whether one of them is there (arXiv 2605.15648).
+  They must be equal. Otherwise the scale of the noise would reveal the number of records, and with
+  it whether one record is present (arXiv 2605.15648).
   """
   if subject.config is None:
     return not_applicable(_NAME, "the plan is given, none is made of a config")

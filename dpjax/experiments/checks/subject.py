@@ -45,7 +45,7 @@ def not_applicable(name: str, why: str) -> Row:
 class Subject(NamedTuple):
   """The parts of a run, each as a function, so that a check tests the code that runs.
 
-  What a loss without a config lacks is None: the checks of it do not apply then.
+  Parts that a loss without a config lacks are None; their checks do not apply.
   """
 
   config: TrainConfig | None
@@ -73,7 +73,7 @@ class Subject(NamedTuple):
 
   @property
   def seed_bits(self) -> int:
-    """Bits of the run's type of sampler seed; 128 for an unknown type."""
+    """Returns the number of bits of the run's sampler seed; 128 where its keys are unknown."""
     if self.run_keys is None:
       return 128
     return -(-self.run_keys(self.config).sampler.bit_length() // 8) * 8

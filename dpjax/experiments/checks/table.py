@@ -1,9 +1,9 @@
 """Checks of a user's own run before it is trusted: `python -m launch.check`.
 
-The guarantee of a run rests on facts about code: nobody moves the sum by more than the
-sensitivity, the noise is as large as accounted, batches are drawn as accounted. Each is
-measured on the run's own model, gradient, transform, sampler and keys, against a bound.
-A pass is evidence, not a proof; a failure is a bug that voids the epsilon.
+The guarantee of a run needs facts about code: no example moves the sum by more than the
+sensitivity, the noise is as large as accounted, and batches are drawn as accounted. Each fact is
+measured on the run's own model, gradient, transform, sampler and keys, and compared with a bound.
+A pass is evidence, not a proof. A failure is a bug that voids the epsilon.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dpjax.validate import UserError, first_line
 
 
 def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subject:
-  """The parts of a config's run, as used in training."""
+  """Returns the parts of a config's run, as used in training."""
   if config.privacy.method not in privacy.PRIVATE_METHODS:
     raise UserError(
       "promises nothing, so there is nothing to check; use 'dp_sgd' or 'dp_ftrl'",
@@ -71,7 +71,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     plan=plan,
     loss_fn=run.loss_fn,
     clipped_grad=clipped_grad(run.loss_fn),
-    # of whole steps, as a run in slices passes them on
+    # A run in slices gives the transform whole steps, so the plan here has one slice.
     transform=dataclasses.replace(plan, slices=1).transform,
     draw=plan.sampler.draw,
     apply=run.apply,
@@ -126,7 +126,7 @@ class CheckTable:
 
   @property
   def failed(self) -> list[Row]:
-    """Returns the checks that fail; those that do not apply are not among them."""
+    """Returns the checks that fail, without those that do not apply."""
     return failed(self.rows)
 
   def to_json(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class CheckTable:
 
 
 def failed(rows: list[Row]) -> list[Row]:
-  """Returns the checks that fail; those that do not apply are not among them."""
+  """Returns the checks that fail, without those that do not apply."""
   return [row for row in rows if row.passed is False]
 
 

@@ -1,6 +1,6 @@
-"""Checks of a whole step: only the parts that other checks test move the parameters. An
-optimizer that gets raw gradients, or a memory of earlier batches beside the private sum,
-would pass all those checks."""
+"""Checks that a whole step moves the parameters only by the parts that other checks test. Those
+checks would pass an optimizer that gets raw gradients, or a memory of earlier batches beside the
+private sum."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _WORK = 1e8  # batch sizes times parameters of all steps
 
 
 def _num_steps(subject: Subject) -> int:
-  """Number of steps compared: fewer for a large model, whose steps are slow."""
+  """Returns the number of compared steps: fewer for a large model, whose steps are slow."""
   plan = subject.plan
   most = int(_WORK / (plan.sampler.padded_batch_size * max(trees.size(subject.params), 1)))
-  # A norm rounded across an adaptive bound moves the bound, and every later step with it.
-  # So does a rounded sum with the scales of coordinates.
+  # A rounding error may move a norm across an adaptive bound, which then changes the bound and
+  # every later step. Rounded sums change the scales of coordinates in the same way.
   moves = plan.l2_clip_norm.rule.adapts or plan.scaling is not None
   most = _FEWEST if moves else min(max(most, _FEWEST), _MOST)
   return min(most, plan.num_steps)
 
 
 def _batches(subject: Subject) -> Iterator[list[Batch]]:
-  """Yields the slices of each step, padded batches of the run's own size: many examples,
-  none, the last row alone, all, all with one not finite; then again."""
+  """Yields the slices of each step, padded to the run's own size. In turn a batch holds many
+  examples, none, the last row alone, all, and all with one that is not finite."""
   slices = subject.plan.slices
   size = sampling.rows_of_slice(subject.plan.sampler.padded_batch_size, slices)
   rng = np.random.default_rng(SEED)
@@ -93,7 +93,7 @@ def _joined(parts: list[ClippedSum]) -> ClippedSum:
 class _Parts:
   """The clipped sum, the transform and the optimizer of a run, and nothing more.
 
-  Every step begins at the parameters that the run had: what is rounded otherwise does not add up.
+  Every step starts from the run's own parameters, so that rounding errors do not accumulate.
   """
 
   def __init__(self, subject: Subject, key: jax.Array):

@@ -12,10 +12,9 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass
 class AttackerConfig:
-  """Largest success of a membership attack, in place of an epsilon: the numbers of one
-  bound.
+  """Bound on the success of any membership attack, to use instead of an epsilon.
 
-  See `dpjax.accounting.attack_bound`.
+  Set the numbers of exactly one bound; see `dpjax.accounting.attack_bound`.
   """
 
   tpr: Annotated[

@@ -1,9 +1,9 @@
 """Choices: config fields that hold one of several frozen values, and a walk over all
 fields.
 
-The annotation of such a field carries a `Choice`: a table of the values by their names. What
-only one of them reads is a field of that value, so a config cannot hold what nothing reads.
-`dpjax.experiments.config.fields` reads, checks and replaces such fields as it does all others.
+The annotation of such a field carries a `Choice`: a table of the values' classes by name. A setting
+that only one value reads is a field of that value, so a config cannot hold it for another value.
+`dpjax.experiments.config.fields` reads, checks and replaces such fields like all others.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Choice:
   """Metadata `Annotated[ClipRule, Choice(RULES)]`: the values that a config field takes.
 
   Args:
-    table: name -> frozen dataclass, whose fields all have defaults. It is read when it is
-      asked, so a row that is added later is known.
-    user_defined: an import path is taken, too, and kept as it is.
-    base: an import path of a frozen dataclass that derives from it is taken, too, and stands
-      for its value, whose fields are set as those of the table's values are.
+    table: name -> frozen dataclass, whose fields all have defaults. It is read at each use, so
+      entries may be added later.
+    user_defined: whether an import path is accepted, too; it is kept as text.
+    base: class; the import path of a frozen dataclass derived from it is accepted, too. The path
+      is replaced by an instance, whose fields are set like those of the table's classes.
   """
 
   table: Mapping[str, type]
@@ -38,7 +38,7 @@ class Choice:
 
   def __post_init__(self):
     for name, kind in self.table.items():
-      # Many are made from a lambda, whose name has no meaning.
+      # `settings` makes many of them from a lambda, whose name says nothing.
       if issubclass(kind, Setting):
         kind.__qualname__ = name
 
@@ -91,7 +91,7 @@ class Choice:
     return f"{self.name(value)}({changed})" if changed else str(self.name(value))
 
   def owners(self) -> dict[str, list[str]]:
-    """Returns field of a value -> names of the classes that have it."""
+    """Returns a dict: field -> names of the table's classes that have it."""
     owners_of: dict[str, list[str]] = {}
     for name, kind in self.table.items():
       for field in dataclasses.fields(kind):
@@ -226,12 +226,12 @@ def choice_at(kind: type, path: str) -> Choice | None:
 
 
 class Leaf(NamedTuple):
-  """A field that is no dataclass, or a choice, which is shown by its name."""
+  """A field whose value is no section of fields, or a choice, whose value is its name."""
 
   path: str
   hint: Any
   value: Any
-  default: Any  # of a field of a chosen value: that of its class
+  default: Any  # for a field of a chosen value: the default of its class
 
 
 def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]:
@@ -250,7 +250,7 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
     usual = getattr(default, field.name, None)
     choice = choice_of(hint)
     if choice is None:
-      # A config in a config, whose fields are leaves; a class of configs is a value.
+      # An instance of a dataclass is a section, whose fields are leaves. A class is a value.
       has_fields = dataclasses.is_dataclass(value) and not isinstance(value, type)
       if not has_fields:
         yield Leaf(path, hint, value, usual)

@@ -1,6 +1,6 @@
-"""Annotations of fields that several kinds of run have: each range and help is written once.
+"""Annotations of fields that several kinds of run have, so that each range is written once.
 
-A field whose words differ adds its own: `Annotated[ClipNorm, "bound on one client's message"]`.
+A field with another help text adds it: `Annotated[ClipNorm, "bound on one client's message"]`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Epsilon = Annotated[float | None, rules.POSITIVE]
 EpsilonBudget = Annotated[
   float | None, rules.POSITIVE, "refuse to start a run that would spend more"
 ]
-# A network whose parameters moved by more in a few steps has no finite outputs in float32.
+# Larger steps soon make a network's float32 outputs infinite.
 LearningRate = rules.within_range(1e-12, 1e6)
 NoiseMultiplier = Annotated[float | None, rules.NON_NEGATIVE]
 NumUpdates = Annotated[int, rules.between(1, rules.MOST_STEPS)]
@@ -34,7 +34,7 @@ PoolIsPublic = Annotated[
   "your word that no private record is in the pool, or decides what is in it; needed where the "
   "pool is not of a published data set, and epsilon is a claim then",
 ]
-# Of a release that no sampler precedes: its proof is under both.
+# For a release without a sampler, which is proved under both relations.
 RecordRelation = Annotated[
   str, rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1]))
 ]

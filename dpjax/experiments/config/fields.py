@@ -1,12 +1,12 @@
 """Typed, dotted fields of a config dataclass: look up, check, replace, read from text.
 
-A dataclass does not check what it is given, so `PrivacyConfig(epsilon="two")` would fail
-minutes later, far from its cause. The annotations are the one source of truth here.
+A dataclass does not check its arguments: `PrivacyConfig(epsilon="two")` would fail minutes later,
+far from its cause. So values are checked here, against the annotations alone.
 
-A field may hold one of several frozen values of the library, such as `Automatic(gamma=0.1)`:
-its annotation carries a `Choice`, the table of their names. It takes the value, its name (with
-its defaults), or {"name": "automatic", "gamma": 0.1}; one more name sets a field of the value
-(`privacy.clipping.gamma`). So a config has no field that the chosen value would not read.
+A field may hold one of several frozen values, such as `Automatic(gamma=0.1)`. Its annotation then
+carries a `Choice`, the table of their names. The field accepts the value, its name (with the
+defaults), or {"name": "automatic", "gamma": 0.1}. A longer path sets a field of the value:
+`privacy.clipping.gamma`. So a config has no field that the chosen value would not read.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _LISTED = 200
 _INT_BITS = 64
 
 
-# Fields of configs with sections -> the same of a config without any.
+# Field of a config with sections -> the same field in a config without sections.
 _FLAT = {"data.name": "dataset"}
 
 
 @contextlib.contextmanager
 def own_names(config: Any) -> Iterator[None]:
-  """Makes errors that name a field of another type of config name the field of this one.
+  """Renames the field of an error to the field of this config, where their paths differ.
 
-  What all kinds of run share knows `privacy.epsilon_budget`, and some configs have no sections.
+  Code for all kinds of run says `privacy.epsilon_budget`, but some configs have no sections.
 
   >>> from dpjax.experiments.kinds.pate.config import PateConfig
   >>> with own_names(PateConfig(epsilon_budget=0.1)):
@@ -84,8 +84,8 @@ class WithChoices:
 
 
 def get(config: Any, path: str, *, name: str = "config") -> Any:
-  """Returns the value of a dotted field, a chosen one by its name; None where a dict or a
-  chosen value lacks the key.
+  """Returns the value of a dotted field. A chosen value is returned as text, with its changed
+  fields. None where a dict, or the chosen value, lacks the key.
 
   Raises:
     UserError: an unknown field.
@@ -145,8 +145,8 @@ def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config")
 def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
   """Like `replace`, with the value read from command-line text by its annotation.
 
-  "none" empties an optional field. A key of a dict field is given as one more name. A name
-  of a chosen value keeps the numbers that were set and that the new value has, too.
+  "none" empties an optional field. A longer path sets a key of a dict field. Changing a chosen
+  value by its name keeps those set fields of the old value that the new one has, too.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> override(TrainConfig(), "privacy.epsilon", "none").privacy.epsilon is None
@@ -180,7 +180,7 @@ def override_all(
     try:
       changed = override(config, together[0], texts[together[0]], name=name)
     except UserError:
-      # It may need another field of the same value, which is set by a later text.
+      # Alone it may be invalid: a later text may set another field of the same value.
       section = together[0].rpartition(".")[0]
       together = [path for path in waiting if path.rpartition(".")[0] == section]
       changes = {path: _change_to_text(texts[path]) for path in together}
@@ -192,7 +192,7 @@ def override_all(
 
 
 def _change_to_text(text: str) -> _Change:
-  """Returns the change of a field to what a text of the command line says."""
+  """Returns the change of a field to the value of a command-line text."""
 
   def change(hint: Any, at: str, old: Any) -> Any:
     if choice_of(hint) is None:
@@ -474,7 +474,7 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
 
 def _check_union(value: Any, hint: Any, name: str) -> Any:
   if type(value) in _members(hint) and dataclasses.is_dataclass(value):
-    # Its error names the field at fault. The error of a union would not.
+    # Checked directly: this error names the field at fault, which a union's error would not.
     return _check_dataclass(value, type(value), name)
   for option in _members(hint):
     try:
@@ -532,7 +532,7 @@ def _bounded(value: Any, name: str) -> Any:
 
 
 def _is_writable(text: str) -> bool:
-  """False for command-line bytes that are not UTF-8."""
+  """Whether UTF-8 can encode the text; command-line bytes may be no UTF-8."""
   try:
     return bool(text.encode()) or not text
   except UnicodeEncodeError:

@@ -12,7 +12,7 @@ class WouldBeIgnored(UserError):
   """Raised for fields that are set although nothing reads them: one line for all.
 
   Attributes:
-    faults: one mistake for each field.
+    faults: one error for each field; () for a single field, which this error itself names.
   """
 
   faults: tuple[UserError, ...] = ()

@@ -1,7 +1,7 @@
 """Optimizers that a config can name, each with its own numbers.
 
-All but dp_adam and dp_sgld know the noisy mean alone, so their steps are post-processing: they
-cost no privacy, and no proof needs to know them.
+All except dp_adam and dp_sgld use only the noisy mean. So their steps are post-processing: they
+cost no privacy, and no proof depends on them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CENTRAL = {
     optax.contrib.muon,
     weight_decay=0.0,
   ),
-  # They average the parameters: the average is what a run evaluates and releases.
+  # Both average the parameters; a run evaluates and releases the average.
   "schedule_free_sgd": settings(
     lambda rate, noise, b1: optax.contrib.schedule_free_sgd(rate, b1=b1),
     optax.contrib.schedule_free_sgd,
@@ -90,9 +90,9 @@ CENTRAL = {
     prior_precision=0.0,  # of a normal prior on every parameter
   ),
 }
-# name -> function of (rate, None), for clients, who start afresh in every round
-# Optimizers whose average takes the place of a falling rate.
+# Optimizers whose average of the parameters replaces a falling learning rate.
 SCHEDULE_FREE = ("schedule_free_sgd", "schedule_free_adamw")
+# name -> function of (rate, None), for clients, who start afresh in every round
 FEDERATED = {
   "sgd": settings(_sgd, momentum=0.0),
   "adam": settings(lambda rate, _: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3), optax.adam),

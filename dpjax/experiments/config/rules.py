@@ -2,8 +2,8 @@
 
   num_steps: Annotated[int, between(1, MOST_STEPS), "updates of the parameters"] = 200
 
-A `FieldRule` is checked wherever the value is not None. A text is help, which `--help` of a
-launcher shows. `check` walks over a whole config, so no list elsewhere names the fields again.
+A `FieldRule` is checked where the value is not None. A text is the field's help, which `--help` of
+a launcher shows. `check` covers a whole config, so no other list of fields is needed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from dpjax.experiments.config.choices import (
 )
 from dpjax.validate import UserError
 
-# Limits on numbers that size a loop or an array: a typing error must not start an endless
-# run.
+# Limits on sizes of loops and arrays, so that a typing error starts no endless run.
 MOST_STEPS = 10**8  # of a run; rounds, epochs
 # Most steps with individual noise: correlated noise, or noise levels.
 MOST_SHAPED = 10**6
@@ -47,7 +46,7 @@ class FieldRule:
 
   Args:
     check: called as check(**{name: value}); raises UserError, which names the field.
-    words: the bound, as `--help` says it.
+    words: the bound, for `--help`.
   """
 
   check: Callable[..., None]
@@ -116,8 +115,8 @@ def among(choices: Iterable[str], *, user_defined: bool = False) -> FieldRule:
   """Returns the rule of one of several names.
 
   Args:
-    choices: read when the rule is asked, so that a row added later is known.
-    user_defined: whether an import path is taken, too.
+    choices: names; a mapping is read at each check, so entries may be added later.
+    user_defined: whether an import path is accepted, too.
 
   >>> among(("sgd", "adam")).words
   'sgd | adam'
@@ -209,10 +208,10 @@ def check(config: Any, *, prefix: str = "") -> None:
 
 
 def check_settings(settings: Any) -> None:
-  """Raises UserError for the first field of one dataclass that breaks a rule beside it.
+  """Raises UserError for the first field of one dataclass that breaks a rule of its annotation.
 
-  For the `__post_init__` of settings, which refuses a wrong value where it is made. Fields of
-  sections are not looked at.
+  For the `__post_init__` of settings, which so refuses a wrong value at once. Fields of sections
+  are not checked.
 
   >>> from dpjax.experiments.kinds.secure.config import InferTask
   >>> InferTask(num_images=0)
@@ -233,7 +232,7 @@ class Described(NamedTuple):
 
   path: str
   default: Any
-  values: str  # which it takes; "" where its type says all
+  values: str  # the accepted values; "" where only its type limits them
   help: str
 
 

@@ -1,7 +1,7 @@
 """Tables of settings that nothing reads, and the one-line error that refuses them.
 
-A table says of a dotted field, or of a whole section, what it would need to be read. A field at
-its default, or an optional one at None, is not set.
+A table maps a dotted field, or a whole section, to the condition under which it would be read. A
+field at its default, or an optional one at None, is not set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Unused = dict[str, str]  # dotted field, or group of fields -> what it would nee
 
 
 def needs(condition: bool, what: str, *fields: str) -> Unused:
-  """Returns the fields if the condition that they need is false.
+  """Returns the table {field: what} where the condition is false; else {}.
 
   >>> needs(False, "text", "data.max_length")
   {'data.max_length': 'text'}
@@ -36,7 +36,7 @@ def reason(path: str, unused: Unused) -> str | None:
 
 
 def within(section: str, unused: Unused) -> Unused:
-  """Returns the same fields as a section of another config names them.
+  """Returns the table with the section's name before each field.
 
   >>> within("train", {"seed": "a run of its own"})
   {'train.seed': 'a run of its own'}
@@ -45,7 +45,7 @@ def within(section: str, unused: Unused) -> Unused:
 
 
 def refuse(config: Any, unused: Unused, name: str = "") -> None:
-  """Raises UserError, one line for all, where a field is set that would be ignored.
+  """Raises one WouldBeIgnored for all fields that are set and would be ignored.
 
   >>> import dataclasses
   >>> config = dataclasses.make_dataclass("Config", [("num_steps", int, 200)])(3)

@@ -1,5 +1,5 @@
-"""A user's own parts of a run, by import path (`dpjax.names`): how each is called, its
-required results, and the guarantee that remains.
+"""User-defined parts of a run, by import path (`dpjax.names`): their arguments, the results that
+they must return, and what the guarantee still covers.
 
 | field                    | called with                           | returns                    |
 | ------------------------ | ------------------------------------- | -------------------------- |
@@ -19,17 +19,16 @@ required results, and the guarantee that remains.
 [1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`; [3] with
 rngs= for nnx, key= for Equinox, and input_shape= where it takes that (`dpjax.models.libraries`).
 
-What a guarantee rests on stays dpjax's own: one example at a time reaches a loss; an optimizer sees
-nothing but the noisy mean; a client's message is clipped whatever it holds. The event of a sampler
-that is none of dpjax's is its author's claim, and `epsilon_kind` says "claimed"; without an event
-there is no epsilon. An aggregator, or a whole federated algorithm, of one's own is proved by
-nobody, so it is refused with privacy. A layer that mixes examples is found by `launch.check`.
+dpjax itself ensures what a guarantee needs: a loss gets one example at a time; an optimizer sees
+only the noisy mean; a client's message is clipped, whatever it holds. The event of a user's sampler
+is its author's claim, so `epsilon_kind` is "claimed"; without an event there is no epsilon. Nobody
+has proved a user's aggregator or whole federated algorithm, so privacy refuses them. `launch.check`
+finds a layer that mixes examples.
 
-The code at a path, all files of the user that it reaches, dpjax itself and the versions of JAX
-and of other packages are part of the digest that decides every stream (`dpjax.run_code` says
-which code that is). So edited code never shares its noise with the code before, and a run goes
-on with its own code alone. result.json names the files at the paths in `user_code`, and all of
-it in `code`, with their sha256.
+The digest that all keys derive from covers the code at a path, all files of the user that it
+reaches, dpjax itself, and the versions of JAX and of other packages (see `dpjax.run_code`). So
+edited code never shares noise with its earlier version, and a run resumes only with its own code.
+result.json lists files with their sha256: those at the paths in `user_code`, all in `code`.
 """
 
 from __future__ import annotations
@@ -135,8 +134,8 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
   A class is asked for `sized(size)`, a function is called with (num_examples=, sampling_prob=).
 
   Args:
-    size: numbers of the run. Where its unit is "user", rows are clients, also to a sampler that
-      only knows rows ("example"); a sampler of another unit is refused.
+    size: numbers of the run. A sampler must have its unit, or the unit "example"; where the
+      run's unit is "user", the rows that such a sampler draws are clients.
 
   >>> sampler("builtins:dict", "privacy.sampler", sampling.Sizing(0.5, num_examples=1))
   Traceback (most recent call last):
@@ -145,7 +144,7 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
   """
   maker = names.find(path, field)
   is_sized = isinstance(maker, type) and issubclass(maker, sampling.Sampler)
-  # A class that inherits the refusing rule has none of its own.
+  # The base class's `sized` always refuses, so a class that inherits it has no rule.
   if is_sized and maker.sized.__func__ is not sampling.Sampler.sized.__func__:
     built = names.guarded(path, field, maker.sized)(size)
   else:

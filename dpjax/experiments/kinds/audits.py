@@ -59,17 +59,17 @@ def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) 
 class AuditClaim:
   """The claim that an audit tries to refute. Its numbers are computed on request."""
 
-  relation: str  # what a canary that is out leaves
+  relation: str  # neighboring relation: says what stands in for a canary that is out
   delta: float
   event: Callable[[], Any]  # of the whole run
-  epsilon: Callable[[], float]  # at delta, as planned; infinity: nothing is claimed
+  epsilon: Callable[[], float]  # epsilon at delta, as planned; infinity: nothing is claimed
   trade_off: Callable[[], accounting.TradeOff]  # all pairs at once
 
   @classmethod
   def of_plan(cls, plan: Plan) -> AuditClaim:
-    """Returns the guarantee of a plan's noise. If nothing is proved, canaries replace
-    records, which also suits samplers that know the number of examples."""
-    # If nothing is proved, the plan has no relation for the canaries.
+    """Returns the claim of a plan. If nothing is proved for its sampler, canaries replace
+    records, which also suits samplers that depend on the number of examples."""
+    # A sampler without a proof gives the plan no relation for the canaries.
     known = plan.sampler.scheme != "unproved"
     relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
@@ -77,8 +77,7 @@ class AuditClaim:
 
   @classmethod
   def of_promise(cls, guarantee: Guarantee, num_steps: int) -> AuditClaim:
-    """Returns a guarantee that is proved outside a plan: clients' own noise, or their
-    shares."""
+    """Returns the claim of a guarantee without a plan: clients' own noise, or shares of noise."""
     event = guarantee.remaining_event(0)
     pairs = functools.partial(
       accounting.all_pairs,
@@ -111,7 +110,7 @@ def insert(
   """
   if not config.audit.enabled:
     return held, None
-  # Canaries are recognised by their own label, or have a wrong one.
+  # Some canaries have a label of their own, or a wrong one, so all audits need classes.
   needs_classes(held, "audit.enabled=True")
   auditing.check_event(config.audit.method, claim.event())
   _warn_of_ceiling(config.audit, claim)
@@ -127,7 +126,7 @@ def insert(
 
 
 def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
-  """Warns, before training, where no scores could refute the claim."""
+  """Warns, before training, where even perfect scores could not refute the claim."""
   epsilon = claim.epsilon()
   if not math.isfinite(epsilon):
     return
@@ -157,7 +156,7 @@ def check_coins(included: np.ndarray, seed: int) -> None:
   Args:
     included: [m] bool.
   """
-  # Without both groups there is nothing to compare, and no bound.
+  # With one group empty there is nothing to compare, and no bound.
   if included.all() or not included.any():
     raise UserError(
       f"the coins of seed={seed} put all of them on one side; must be more, or "
@@ -182,11 +181,11 @@ def facts(
   """Returns the audit's part of result.json.
 
   Args:
-    score: the score by which they were guessed.
-    claim: as it was planned.
-    included: [m] bool, the coins; seed: theirs.
-    delta, epsilon: those of the steps that ran; epsilon None: nothing is claimed.
-    note: who the canaries are; {out_of}, {included} and {kind} are filled in.
+    score: name of the score by which canaries were guessed.
+    claim: the planned claim.
+    included: [m] bool, which canaries are in; seed: the seed of these coins.
+    delta, epsilon: guarantee of the steps that ran; epsilon None: nothing is claimed.
+    note: text about the canaries; {out_of}, {included} and {kind} are filled in.
   """
   audited = auditing.audit(
     scores,

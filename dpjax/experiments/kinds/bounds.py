@@ -21,9 +21,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def typed(config: Any) -> None:
-  """Raises unless every field has its annotated type, and follows its own rules.
+  """Raises UserError unless every field has its annotated type, and follows its own rules.
 
-  NaN is never a number. All types are looked at before the first range.
+  NaN is refused as a number. All types are checked before the first range.
 
   >>> typed(OptimizerConfig(learning_rate="a lot"))
   Traceback (most recent call last):
@@ -35,8 +35,8 @@ def typed(config: Any) -> None:
 
 
 def names_fields(call: _F) -> _F:
-  """Wraps `call(config, ...)` so that errors use dotted names of the config's fields, also
-  for errors about an argument from a lower-level package."""
+  """Wraps `call(config, ...)` so that its errors use dotted names of the config's fields, also
+  where another package raises them about an argument."""
 
   @functools.wraps(call)
   def wrapper(config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,9 +84,9 @@ def renamed(config: Any, **field_of: str) -> Iterator[None]:
 
 
 def dotted(error: UserError, config: Any) -> UserError:
-  """Returns the error with the dotted name of the only field with its name and its value.
+  """Returns the error with the dotted name of the only field that has its name and value.
 
-  The error as it is, where no field has both, or more than one.
+  Returns the error unchanged where no field, or more than one, has both.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> error = UserError("must be in (0, 1)", field="delta", value=2.0)
@@ -139,7 +139,7 @@ def unit_range(model_name: str, config: DataConfig) -> None:
 
 
 def limit(config: DataConfig, num_examples: int) -> None:
-  """Raises UserError for a limit that keeps all examples."""
+  """Raises UserError for a limit above the number of examples."""
   if config.limit is not None and config.limit > num_examples:
     raise UserError(
       f"must be <= {num_examples}, the training examples of data.name={config.name!r}, "
@@ -150,14 +150,14 @@ def limit(config: DataConfig, num_examples: int) -> None:
 
 
 def model(config: ModelConfig, section: str = "model") -> None:
-  """Raises UserError for an unknown model or option, or a value of one of dpjax's that fits
-  no data. A user's model is built when there are data."""
+  """Raises UserError for an unknown model or option, or a value that no data fit. A user's
+  model is built, and so checked, only when data are loaded."""
   names.one_of(models.names(), **{f"{section}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{section}.options.{option}")
   models.check_options(config.name, config.options, prefix=f"{section}.options.")
   if config.options.get("dtype") is not None and not names.is_path(config.name):
-    # activations for which the bound on clipped sums is tested (tests/gradients)
+    # The bound on clipped sums is tested for these types of activations (tests/gradients).
     validate.one_of(
       ("float32", "bfloat16", "float16"),
       **{f"{section}.options.dtype": config.options["dtype"]},
@@ -191,8 +191,8 @@ def of_model(config: ModelConfig, section: str = "model") -> Iterator[None]:
 
 
 def _written(value: Any, name: str) -> None:
-  """Raises UserError for values that config.json cannot hold unchanged. It holds the text
-  of objects, and two objects may share it, and so their noise."""
+  """Raises UserError for values that config.json cannot hold unchanged. For other objects it
+  would hold a text, and two objects with one text would share their noise."""
   if isinstance(value, dict) and all(isinstance(key, str) for key in value):
     for key, entry in value.items():
       _written(entry, f"{name}.{key}")
@@ -214,7 +214,7 @@ def optimizer(config: OptimizerConfig, section: str = "optimizer") -> None:
   options = functools.partial(named, f"{section}.rule", config.rule)
   validate.share(**options("momentum"))
   averaged = options("b1")
-  # The average is divided by it in every step, and rounding errors grow by as much.
+  # Each step divides the average by b1, which enlarges rounding errors by as much.
   rules.within_range(0.1, 1.0).check(**averaged)
   penalties = options("weight_decay", "noise_floor", "prior_precision")
   validate.non_negative(**penalties)
@@ -235,8 +235,7 @@ def steps(name: str, num_steps: int, privacy: Any) -> None:
 
 
 def training(config: TrainConfig) -> None:
-  """Raises UserError for errors of a central run that rules of single fields cannot
-  express."""
+  """Raises UserError for errors of a central run that rules of single fields cannot express."""
   data(config.data)
   model(config.model)
   unit_range(config.model.name, config.data)

@@ -1,4 +1,4 @@
-"""What kinds of run share whose config has a section about data, `config.data`."""
+"""Shared code of kinds of run whose config has a section about data, `config.data`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def load(config: DataConfig, **more: Any) -> tuple[Any, Any]:
   """Loads (train, test) of `config.data`; errors name its fields.
 
   Args:
-    more: arguments of `dpjax.data.load` that only some kinds of run have.
+    more: other arguments of `dpjax.data.load`.
   """
   with errors_of_data():
     return data.load(

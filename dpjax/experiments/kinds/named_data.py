@@ -1,4 +1,4 @@
-"""What kinds of run share whose config names one data set, with a public side: its test set."""
+"""Shared code of kinds of run whose config names one data set, whose test set is public."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dpjax.validate import NO_VALUE, UserError
 
 
 def digest(kind: str, config: Any) -> bytes:
-  """Returns the public digest of everything in a config that shapes its run.
+  """Returns the public digest of all fields of a config that decide what its run computes.
 
   Args:
     kind: name of the kind of run.
-    config: has no field beside where the data lie that a run may change.
+    config: config all of whose fields matter, except the places of its data.
   """
   fields = config_names.without_places(to_dict(config))
   return run_keys.config_digest(kind, fields)
 
 
 def unread(config: Any) -> Unused:
-  """Returns `data_dir` for data that lie nowhere in it."""
+  """Returns `data_dir` as unread, where the data do not lie in a folder."""
   lies_there = published.lies_in_folder(config.dataset)
   return needs(lies_there, "data that lie in a folder", "data_dir")
 
@@ -36,13 +36,13 @@ def load(config: Any) -> tuple[Any, Any]:
   """Returns (private data, public data) of `config.dataset`.
 
   Raises:
-    UserError: it names the config's own fields, of which there are two about data.
+    UserError: the data cannot be loaded; the error names `dataset` or `data_dir`.
   """
   with errors_of_dataset(config):
     return data.load(config.dataset, data_dir=config.data_dir)
 
 
-# Arguments of the library that no field of such a config sets -> where the data declare them.
+# Argument of `data.load` that such a config has no field for -> where the data must declare it.
 _DECLARED_BY_DATA = {
   "num_classes": "must declare num_classes, an integer in the file, since counting private labels "
   "would let one record decide the shape of the model",
@@ -53,7 +53,7 @@ _DECLARED_BY_DATA = {
 
 @contextlib.contextmanager
 def errors_of_dataset(config: Any) -> Iterator[None]:
-  """Makes errors about arguments that describe the data name `config.dataset`."""
+  """Makes errors about arguments of `dpjax.data` name the field `dataset`."""
   try:
     yield
   except UserError as error:
@@ -73,7 +73,7 @@ def plan(config: Any, train: Any, **settings: Any) -> Plan:
   """Returns the plan of `config.epsilon` and `config.delta`; errors name the config's fields.
 
   Args:
-    settings: others of `Plan.for_data`.
+    settings: other arguments of `Plan.for_data`.
   """
   with errors_of_dataset(config):
     return Plan.for_data(train, epsilon=config.epsilon, delta=config.delta, **settings)
@@ -83,7 +83,7 @@ def check_images(config: Any, train: Any, task: str) -> None:
   """Raises UserError unless the data are images with one class each.
 
   Args:
-    task: what needs them, in words.
+    task: name of what needs images, for the message.
   """
   data.needs_classes(train, task)
   if len(train.x.shape) != 4:

@@ -1,7 +1,7 @@
-"""Pools of public examples that a student reads beside what is private.
+"""Pools of public examples that a student reads.
 
-Nothing that is computed from a pool is accounted. So no record that epsilon protects may be in it,
-or decide what is in it.
+Nothing that is computed from a pool is accounted for. So no record that epsilon protects may be in
+the pool, or decide what is in it.
 
 | the pool                                           | what a run does with it            |
 | -------------------------------------------------- | ---------------------------------- |
@@ -31,8 +31,7 @@ _ASSUMED = "the pool is public: no record of this run is in it, or decides what 
 def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
   """Raises UserError for a pool that nothing shows to be public.
 
-  The answer depends on the private records, as every check of data does: it is for the one who
-  holds them.
+  The outcome depends on the private records, so only their holder may see it.
 
   Args:
     config: has `dataset`, `num_pool` and `pool_is_public`.
@@ -62,7 +61,7 @@ def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
 def _rows(x: Any) -> Iterator[bytes]:
   """Yields the bytes of every row."""
   for chunk in x.chunks() if isinstance(x, Rows) else [np.asarray(x)]:
-    # Minus zero and zero are one number.
+    # Adding 0 turns minus zero into zero, so that equal numbers have equal bytes.
     for row in chunk + chunk.dtype.type(0):
       yield row.tobytes()
 
@@ -70,8 +69,8 @@ def _rows(x: Any) -> Iterator[bytes]:
 def digest(config: Any, private: data.Dataset, public: data.Dataset) -> bytes:
   """Returns the digest of all data that a run reads: the private records and the pool.
 
-  Keys follow it. Two runs with other pools get answers about other rows: with the same noise, the
-  difference of both would be that of exact counts.
+  Keys depend on it. Two runs with different pools ask about different rows. With the same noise,
+  the difference of their answers would be that of the exact counts.
   """
   pool = public.subset(np.arange(config.num_pool))
   return run_keys.joined(data.digest(private), data.digest(pool))
@@ -80,7 +79,8 @@ def digest(config: Any, private: data.Dataset, public: data.Dataset) -> bytes:
 def noted(
   promised: guarantee.Guarantee, config: Any, public: data.Dataset
 ) -> guarantee.Guarantee:
-  """Returns the same guarantee, which says why the pool is taken as public."""
+  """Returns the guarantee, whose statement says why the pool counts as public. It is a claim
+  where `pool_is_public` is set."""
   pool = f"The pool is the first {config.num_pool} examples of the test set"
   if not config.pool_is_public:
     note = (

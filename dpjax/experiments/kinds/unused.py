@@ -1,9 +1,9 @@
 """Refusal of settings that nothing would read, for every config, in one place.
 
-A config holds the fields of all methods; a run reads those of its own. `of_training` says
-which fields the others are and what each would need, as `kinds.federated.unused` does.
-`tests/runs/test_every_leaf.py` changes every field of every published config: what
-changes nothing there and is not refused here fails.
+A config holds the fields of all methods, but a run reads only those of its own method.
+`of_training` returns the other fields with the condition that each needs; so does
+`kinds.federated.unused`. `test_every_leaf.py` changes every field of every published config. It
+fails for a field that changes nothing and is not refused here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpjax.names import is_path
 
 # Kinds of data that have a declaration.
 _DECLARED = "a table, a text file or a folder of images"
-# fields that a loss of a whole batch does not read
+# Fields that only a loss of one example reads.
 _OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_ONE_EXAMPLE += ("augmult",)
 _PRIVATE = "privacy.method='dp_sgd', 'dp_ftrl' or 'least_squares'"
@@ -48,7 +48,7 @@ def of_training(config: TrainConfig) -> Unused:
   guarantee += ("clipping", "scaling", "clip_schedule", "noise_levels")
   named = [f"privacy.{name}" for name in guarantee]
   reported = private or config.audit.enabled
-  # Private statistics normalise the inputs instead of the model's own groups.
+  # Private statistics may replace the model's own groups, which then have no use.
   grouped = normalization.per_example(config)
   return (
     of_data(config.data)
@@ -86,10 +86,10 @@ def _at_once(config: TrainConfig) -> Unused:
 
 
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
-  """Returns the unused fields that the name of the data reveals; `of_dataset` adds the
-  others.
+  """Returns the unread fields that the name of the data reveals; `of_dataset` returns others.
 
-  A folder that LEAF wrote may hold text. Another folder holds the arrays of an .npz.
+  Args:
+    of_leaf: whether a folder was written by LEAF, so that it may hold text.
   """
   declared = data_lib.takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared
@@ -105,7 +105,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
 
 
 def of_model(model: ModelConfig) -> Unused:
-  """Returns model fields for another kind of input, and options of other models."""
+  """Returns the fields of the model that it does not read, and options that it does not take."""
   features = models.needs_features(model.name)
   of_scattering = features == "scattering"
   return (
@@ -121,7 +121,7 @@ def of_options(model: ModelConfig) -> Unused:
   >>> of_options(ModelConfig("linear", {"features": (8,)}))
   {'options.features': 'a model that takes it'}
   """
-  # Only a call shows this.
+  # Which options a user's model takes is known only when it is called.
   if is_path(model.name):
     return {}
   others = [name for name in model.options if name not in models.options(model.name)]

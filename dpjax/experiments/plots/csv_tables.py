@@ -1,4 +1,4 @@
-"""CSV files as rows of numbers and words; whatever is no table is refused in one line."""
+"""CSV files as rows of numbers and words; any other file is refused with a one-line error."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class CsvTable(NamedTuple):
   rows: list[Row]
 
   def numeric(self, name: str, *, field: str) -> str:
-    """Returns a column's name, if there is one of that name and it holds numbers.
+    """Returns the name unchanged, if it is that of a column of numbers.
 
     Args:
-      name: of the column.
-      field: the flag or argument that names it, for the error.
+      name: name of a column.
+      field: the flag or argument that names the column, for the error.
 
     Raises:
-      UserError: no such column, or one that holds words.
+      UserError: there is no such column, or it holds words.
     """
     self.known(name, field=field)
     words = next((row[name] for row in self.rows if isinstance(row[name], str)), None)
@@ -50,10 +50,10 @@ class CsvTable(NamedTuple):
     return name
 
   def known(self, name: str, *, field: str) -> str:
-    """Returns a column's name, if there is one of that name.
+    """Returns the name unchanged, if it is that of a column.
 
     Raises:
-      UserError: there is none; the message lists those that there are.
+      UserError: there is no such column; the message lists the columns.
     """
     if name not in self.columns:
       hint = validate.did_you_mean(name, self.columns)
@@ -65,7 +65,7 @@ class CsvTable(NamedTuple):
     return name
 
   def odd_cells(self) -> list[str]:
-    """Names the cells that differ in kind from the others of their column.
+    """Returns descriptions of the cells that differ in kind from the others of their column.
 
     These are empty cells, infinities and NaN, and words among numbers.
 
@@ -74,7 +74,7 @@ class CsvTable(NamedTuple):
     ["row 3 of 'step' is 'x'", "row 4 of 'step' is empty"]
     """
     columns = [self._odd_cells(name) for name in self.columns]
-    # Columns with few odd cells come first: many in one column are probably meant.
+    # Columns with few odd cells come first: many odd cells in one column are probably intended.
     return [cell for column in sorted(columns, key=len) for cell in column]
 
   def _odd_cells(self, name: str) -> list[str]:
@@ -106,8 +106,8 @@ def read(path: str | os.PathLike) -> CsvTable:
     path: of the file.
 
   Raises:
-    UserError: no file, no text, no header, a column that stands twice, a line of another
-      length than the header, or no rows.
+    UserError: there is no file, text, header or row; two columns have one name, or one has none;
+      or a line has another length than the header.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -146,7 +146,7 @@ def read(path: str | os.PathLike) -> CsvTable:
 
 
 def _column(cells: tuple[str, ...]) -> list[Any]:
-  """Returns the cells of a column as floats, where all that are not empty are numbers."""
+  """Returns a column's cells, empty ones as None; as floats where all others are numbers."""
   try:
     return [float(cell) if cell.strip() else None for cell in cells]
   except ValueError:

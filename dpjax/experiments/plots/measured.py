@@ -14,9 +14,9 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-# Of `ordinary` every other method is a ratio.
+# The method to whose time and memory those of all other methods are compared.
 _ORDINARY = "ordinary"
-# Share of the noise that a coarse grid may add.
+# Ratio of errors at which the picture draws a line: 5 % more than central noise.
 _WORSE = 1.05
 
 
@@ -36,7 +36,7 @@ def gradients(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
   axes.axvline(1, color="#000000", linewidth=0.9, linestyle="--")
   for index, method in enumerate(methods):
     mine = [row for row in rows if row["method"] == method and row["ratio"]]
-    # Methods of one workload stand a little below each other, so that none hides another.
+    # Methods of one workload are drawn slightly apart, so that none hides another.
     shift = (index - (len(methods) - 1) / 2) * 0.6 / max(len(methods), 1)
     axes.plot(
       [row["ratio"] for row in mine],
@@ -64,7 +64,7 @@ def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figu
     title: of the picture.
     look: sizes, fonts, style.
   """
-  # A target, or a workload, of which the ordinary gradient alone is there has no ratio to show.
+  # Without another method than the ordinary gradient there is no ratio to show.
   rows = [row for row in rows if row["method"] != _ORDINARY and row["memory_ratio"]]
   names = list(dict.fromkeys(row["workload"] for row in rows))
   machines = list(dict.fromkeys(row["target"] for row in rows))
@@ -83,7 +83,7 @@ def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figu
         for row in rows
         if (row["target"], row["method"]) == (machine, method) and row[column]
       ]
-      # Series of one workload stand a little below each other, so that none hides another.
+      # Series of one workload are drawn slightly apart, so that none hides another.
       shift = (index - (len(series) - 1) / 2) * 0.6 / max(len(series), 1)
       axes.plot(
         [row[column] for row in mine],

@@ -1,4 +1,4 @@
-"""Draws CSV files again: what dpjax wrote as dpjax draws it, any other by its columns' names."""
+"""Draws CSV files: dpjax's own files like dpjax did, other files by the names of columns."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Layout(NamedTuple):
   """A file that dpjax writes.
 
   Attributes:
-    words: what it holds.
-    columns: by which it is recognised.
-    numbers: those of them that must hold numbers; a row without one is not drawn, and said.
-    draw: of (table, title, look).
+    words: description of its content.
+    columns: columns by which it is recognised.
+    numbers: columns that must hold numbers; rows without one are not drawn, and reported.
+    draw: (table, title, look) -> the picture.
   """
 
   words: str
@@ -40,10 +40,10 @@ class Layout(NamedTuple):
 
 
 class Asked(NamedTuple):
-  """The columns and references of a picture, besides its files.
+  """The columns and references of a picture.
 
   Attributes:
-    x: column of x; None: a file that dpjax wrote is drawn as dpjax draws it.
+    x: column of x; None: the layout of dpjax's own file decides.
     y: column of y.
     group: column whose values become lines.
     references: (label, x, y) of published results.
@@ -55,7 +55,7 @@ class Asked(NamedTuple):
   references: tuple[Reference, ...] = ()
 
 
-# Files that dpjax wrote are drawn as dpjax draws them.
+# No columns and no references: dpjax's own files are drawn like dpjax did.
 NOTHING = Asked()
 
 
@@ -69,17 +69,17 @@ def plot(
   """Draws CSV files on one picture, and writes it.
 
   Args:
-    paths: of the files; several where they hold curves of sweeps, or with x and y.
-    out: files to write, .png, .pdf or .svg each.
+    paths: the files; several only for curves of sweeps, or with x and y.
+    out: files to write, each .png, .pdf or .svg.
     asked: columns and references.
     look: sizes, fonts, style, title.
 
   Returns:
-    What was not drawn, a line each.
+    Notes about rows that were not drawn.
 
   Raises:
-    UserError: a file that is no CSV file or has no rows, an unknown column or suffix, a file
-      that dpjax did not write without x and y, a cell that cannot be drawn.
+    UserError: a file that is no CSV file or has no rows; an unknown column or suffix; a file
+      that dpjax did not write, without x and y; or a cell that cannot be drawn.
   """
   if not paths:
     raise UserError("must name at least one CSV file", field="csv", value="")
@@ -95,14 +95,14 @@ def plot(
       pictures.save(drawn, path)
   except UserError:
     raise
-  # What drawing code raises for a cell that dpjax does not write: it reads dozens of columns.
+  # Drawing code reads dozens of columns, and raises these errors for cells of a wrong kind.
   except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
     raise _undrawable(read, error) from error
   return notes
 
 
 def _undrawable(read: Sequence[CsvTable], error: Exception) -> UserError:
-  """Returns the line for tables with a cell that cannot be drawn."""
+  """Returns the error for tables that cannot be drawn; it names suspicious cells, if any."""
   for table in read:
     cells = table.odd_cells()
     if cells:
@@ -113,7 +113,7 @@ def _undrawable(read: Sequence[CsvTable], error: Exception) -> UserError:
 
 
 def figure(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]) -> Figure:
-  """Returns the picture of tables, as `plot` does; appends to `notes` what is not drawn."""
+  """Returns the picture of `plot`; appends to `notes` lines about rows that are not drawn."""
   if asked.x or asked.y or asked.group:
     for name in ("x", "y"):
       if not getattr(asked, name):
@@ -127,7 +127,7 @@ def figure(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str])
 def _as_written(
   read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 ) -> Figure:
-  """Draws one file that dpjax wrote, as dpjax draws it."""
+  """Returns the picture of one file that dpjax wrote, drawn like dpjax did."""
   if len(read) > 1:
     raise UserError(
       "several files on one picture must be curves of sweeps, or be drawn with --x and --y",
@@ -156,16 +156,16 @@ def _as_written(
 
 
 def layout_of(table: CsvTable) -> Layout | None:
-  """Returns the first layout whose columns a table has; None of any other table."""
+  """Returns the first layout all of whose columns the table has; None if there is none."""
   columns = frozenset(table.columns)
   return next((layout for layout in LAYOUTS if layout.columns <= columns), None)
 
 
 def size(text: str) -> dict[str, float]:
-  """Returns width, and height where there is one, of "single", "double", "3.3" or "3.3x2.4".
+  """Parses "single", "double", "3.3" or "3.3x2.4" into width and, if given, height, in inches.
 
   Raises:
-    UserError: something else.
+    UserError: the text has another form.
 
   >>> size("single"), size("5x2.5")
   ({'width': 3.3}, {'width': 5.0, 'height': 2.5})
@@ -182,10 +182,10 @@ def size(text: str) -> dict[str, float]:
 
 
 def reference(text: str) -> Reference:
-  """Returns (label, x, y) of "label:x:y"; the label may hold colons.
+  """Parses "label:x:y" into (label, x, y); the label may hold colons.
 
   Raises:
-    UserError: something else.
+    UserError: the text has another form.
 
   >>> reference("Papernot et al. 2021:2.93:0.981")
   ('Papernot et al. 2021', 2.93, 0.981)
@@ -200,7 +200,7 @@ def reference(text: str) -> Reference:
 
 
 def _missing(table: CsvTable, name: str) -> list[str]:
-  """Says how many rows of a table hold no finite number in a column."""
+  """Returns a note on how many rows hold no finite number in a column; [] for none."""
   lost = sum(not csv_tables.is_number(row[name]) for row in table.rows)
   if not lost:
     return []
@@ -233,7 +233,7 @@ def _sweeps(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
     folder = table.path.resolve().parent.name
     for row in table.rows:
       label = str(row[series]) if series else ""
-      # Of several files each line tells from which it is.
+      # With several files, each line is named after its file's folder, too.
       name = ": ".join(filter(None, (folder, label))) if len(read) > 1 else label
       groups.append({**row, "series": name})
     lost = sum(not csv_tables.is_number(row[f"{y}_mean"]) for row in table.rows)
@@ -278,7 +278,7 @@ def _by_columns(
       value = row[asked.group] if asked.group else ""
       label = f"{value:g}" if isinstance(value, float) else str(value or "")
       name = ": ".join(filter(None, (file, label)))
-      # An epsilon of another meaning is never part of one mean, and never on the same axes.
+      # Epsilons of different kinds, deltas, relations or units are never averaged.
       meaning = tuple(row.get(key) for key in report.WHAT_EPSILON_MEANS)
       if csv_tables.is_number(row[y]):
         kept.setdefault((name, row[x], meaning), []).append(row)
@@ -294,7 +294,7 @@ def _by_columns(
 
 
 def _group(place: tuple[Any, ...], rows: list[Row], x: str, y: str) -> Row:
-  """Returns rows that share their x, line and meaning as `curve.summarize` has them."""
+  """Summarises rows with equal x, line and meaning of epsilon, in `curve.summarize`'s form."""
   name, at, meaning = place
   values = [row[y] for row in rows]
   facts: Row = {"epsilon_kind": None}
@@ -316,7 +316,7 @@ def _run(table: CsvTable, title: str, look: Look) -> Figure:
   beside = table.path.with_name(writers.RESULT)
   result = writers.read_json(beside) if beside.is_file() else {}
   rows = [row | {"step": int(row["step"])} for row in table.rows]
-  # A run of PATE spends epsilon by answers, not by steps of an optimizer.
+  # A step of a run of PATE is a query.
   steps = "queries" if "test_answers" in table.columns else "optimizer steps"
   drawn = report.figure(rows, result, steps=steps, look=look)
   if drawn is None:
@@ -360,7 +360,7 @@ def _rocs(table: CsvTable, title: str, look: Look) -> Figure:
 
 
 def _of_rows(draw: Callable[..., Figure]) -> Callable[[CsvTable, str, Look], Figure]:
-  """Returns the `draw` of a layout whose picture needs nothing but the rows."""
+  """Returns the `draw` of a layout whose picture needs only the rows."""
   return lambda table, title, look: draw(table.rows, title=title, look=look)
 
 

@@ -3,14 +3,14 @@
 A checkpoint holds the noise key and a digest of the data. Anyone who reads it can subtract the
 noise from the updates, or confirm a guess of the data: keep it as secret as the data.
 
-What clients keep (`ClientStates`) lies beside the steps in `clients/`, rows that are only ever
-appended; a step holds an index of them, so what it writes is what changed since the one
-before. The rows are a client's own, and which clients have one tells who was drawn.
+Client state (`ClientStates`) lies beside the steps in `clients/`, as rows that are only appended. A
+step holds an index of the rows, so each save writes only rows that changed. The rows are as secret
+as a client's data, and which clients have one reveals who was drawn.
 
-A step is written aside, made durable, and only then renamed to its number; older steps go
-after that. So a loss of power at any moment leaves the newest step or the one before it, whole.
-Beside its files lies a digest of each, which tells accidents: a turned bit, an edited number. They
-are no signature. No file is read for what it holds before its digest was seen to be right.
+A step is written aside, made durable, and only then renamed to its number; older steps are removed
+later. So a loss of power leaves the newest step or the one before it, complete. A digest of each
+file shows accidents, such as a flipped bit. Digests are no signature. Every file's digest is
+checked before its content is used, except in steps of earlier versions, which have none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DIGESTS = "sha256.json"
 
 
 def to_arrays(tree: ArrayTree) -> Any:
-  """Converts keys to their data. With several processes, each array becomes a copy on one."""
+  """Converts keys to their data. With several processes, each gets its own copy in host memory."""
   arrays = jax.tree.map(
     lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf,
     processes.own_copy(tree),
@@ -85,21 +85,20 @@ def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any
 
 
 def _filled(arrays: ArrayTree) -> Any:
-  """Puts one zero where an array is empty, which the library cannot save."""
+  """Puts one zero in place of each empty array, since Orbax cannot save empty arrays."""
   return jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros(1), arrays)
 
 
 def _tree(arrays: ArrayTree) -> Any:
-  """Puts an array alone into a dict, since the library saves only containers."""
+  """Puts a single array into a dict, since Orbax saves only containers."""
   alone = jax.tree_util.treedef_is_leaf(jax.tree.structure(arrays))
   return {_ALONE: arrays} if alone else arrays
 
 
 def newest(workdir: pathlib.Path) -> int | None:
-  """Returns the newest complete checkpoint under `workdir`, of any phase, as its files are
-  at this moment.
+  """Returns the largest step of a complete checkpoint of any phase; None where there is none.
 
-  For anyone who cannot wait for a `Checkpoints` that another thread is writing with.
+  Reads the folder only, so it works while another thread writes with a `Checkpoints`.
   """
   # A run of one phase stores its steps here; one of several phases has a folder for each.
   folders = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
@@ -121,7 +120,7 @@ def _numbers(directory: pathlib.Path) -> list[int]:
 
 
 def _file_digests(step: pathlib.Path) -> dict[str, str]:
-  """SHA-256 of every file of a step except the list itself, by path in the step's folder."""
+  """Returns SHA-256 digests of a step's files, by path in its folder; leaves out the list."""
   paths = sorted(path for path in step.rglob("*") if path.is_file())
   named = {path.relative_to(step).as_posix(): path for path in paths}
   return {name: files.sha256(path) for name, path in named.items() if name != _DIGESTS}
@@ -134,7 +133,7 @@ def write_digests(step: pathlib.Path) -> None:
 
 
 def meta_digest(meta: Mapping[str, Any]) -> str:
-  """SHA-256 of JSON data, whatever the order of their keys."""
+  """Returns a SHA-256 of JSON data that does not depend on the order of keys."""
   # Converted through JSON, so that a tuple equals the list that is read back.
   plain = json.loads(json.dumps(meta))
   return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
@@ -143,13 +142,13 @@ def meta_digest(meta: Mapping[str, Any]) -> str:
 class Checkpoints:
   """Saves and restores (state, meta) under `<workdir>/checkpoints`.
 
-  Of several processes all make the same calls; process 0 alone looks at the files, and what
-  it reads goes to all.
+  With several processes, all make the same calls. Only process 0 uses the files, and it sends
+  what it reads to the others.
 
   Args:
     workdir: directory of the run.
-    phase: folder in it, for a run of several trainings; "" for one training.
-    rows_on_disk: `ClientStates` lie there also between checkpoints.
+    phase: subfolder of `checkpoints`, for a run of several phases; "" for one phase.
+    rows_on_disk: whether `ClientStates` lie on disk also between checkpoints.
 
   >>> import tempfile
   >>> checkpoints = Checkpoints(pathlib.Path(tempfile.mkdtemp()))
@@ -225,11 +224,11 @@ class Checkpoints:
         shutil.rmtree(self.directory / str(old))
 
   def restore(self, like: ArrayTree) -> tuple[Any, dict[str, Any]]:
-    """The newest checkpoint, with the structure, shapes and dtypes of `like`.
+    """Returns (state, meta) of the newest checkpoint, where state has the structure of `like`.
 
     Raises:
-      UserError: it cannot be read, is of another structure, or is not what was saved. Nothing is
-        deleted.
+      UserError: the checkpoint cannot be read, has another structure, or is not what was saved.
+        Nothing is deleted.
     """
     if self._keepers is None:
       self.begun(like)
@@ -268,7 +267,7 @@ class Checkpoints:
     except Exception as error:
       raise self._unreadable(first_line(error)) from error
     arrays_read = restored.state if _tree(like) is like else restored.state[_ALONE]
-    # `_filled` put a value into each empty array, since the library cannot store those.
+    # Restores the empty arrays, in whose place `_filled` put a zero.
     arrays = jax.tree.map(
       lambda leaf, old: leaf if np.size(old) else old, arrays_read, like
     )
@@ -307,8 +306,7 @@ class Checkpoints:
         raise self._unreadable(f"its {name.split('/')[0]} is not what was saved")
 
   def _believed(self, meta: Any) -> dict[str, Any]:
-    """Returns the data given to `save` at this step. Raises UserError if they are of
-    another step."""
+    """Returns the meta data given to `save`. Raises UserError if they are of another step."""
     if not isinstance(meta, dict):
       raise self._unreadable("its meta data are no mapping")
     held = dict(meta)

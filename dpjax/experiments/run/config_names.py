@@ -5,9 +5,8 @@
 | 1       | without fields that came later, at an old value | up to 0.2  |
 | 2       | all of it                                       | since then |
 
-A published result keeps its name of version 1: a new field gets a row of `_LATER`. It changes
-every name of version 2, as it changes dpjax's code, which keys follow, too. A result states the
-version of its run as `digest_version`.
+A new field needs an entry in `_LATER`, so that published results keep their digest of version 1.
+The field changes every digest of version 2. A result states its version as `digest_version`.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from dpjax import names
 
 # Version of runs that begin now.
 VERSION = 2
-# Fields that say where data lie, on one machine. The digest of the data covers their content,
-# and that of their declaration.
+# Fields that locate data on one machine. The digest of the data covers the content of the data
+# and of their declaration.
 PLACES = ("data_dir", "declaration")
 # Sections of a config in which they may stand.
 _OF_DATA = ("data", "train", "federate")
@@ -35,9 +34,8 @@ _OF_DATA = ("data", "train", "federate")
 def canonical(value: object, exact: bool = False) -> Any:
   """Converts values to JSON data that are equal exactly where the values are.
 
-  A field has one type, so 1 and 1.0 are one number there. `exact`, as under any key
-  "options": what a dict of options holds has the type that it is given with, and a model may
-  ask for it, so True, 1 and 1.0 are three values.
+  A field has one type, so 1 and 1.0 are one number there. With `exact`, as under any key
+  "options", True, 1 and 1.0 are three values: a user's model may distinguish their types.
 
   >>> canonical(1.0) == canonical(1), canonical({"options": 1.0}) == canonical({"options": 1})
   (True, False)
@@ -72,10 +70,9 @@ def of_config(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def digest_v2(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """Returns 32 bytes that identify a config and the files that it names: equal for equal
-  ones.
+  """Returns 32 bytes that identify a config and the files that it names.
 
-  The order of dicts is no matter (`canonical`), nor is the code that carries it out.
+  They depend neither on the order of dicts (`canonical`) nor on dpjax's own code.
 
   Args:
     kind: kind of run. fields: everything that determines its result, the seed included.
@@ -86,9 +83,8 @@ def digest_v2(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def without_places(fields: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a config's fields without those that say where its data lie.
-
-  A run is the same run where its data have another location.
+  """Returns a config's fields without those that locate its data: a run stays the same where its
+  data move.
 
   Args:
     fields: of a config, as `config.fields.to_dict` gives them.

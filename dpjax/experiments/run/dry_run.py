@@ -1,9 +1,8 @@
 """`--dry_run`: the guarantee and needs of a run, without the run.
 
-Everything is built and refused as in the run itself; then a few steps are timed on zeros of the
-data's shape, their clients of equal size, with batches that are not the run's: so what is
-printed tells nothing of the data but their number and shape. Nothing is written, no folder is
-made, and no key is kept.
+Everything is built, and refused, as in the run itself. Then a few steps are timed on zeros of the
+data's shape, with clients of equal size and other batches than the run's. So the output reveals
+nothing of the data but their number and shape. Nothing is written, and no key is kept.
 """
 
 from __future__ import annotations
@@ -180,10 +179,10 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
 
 
 def first_phase(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Phase, float]:
-  """(the first phase of a run on zeros, the seconds until it begins); see `rehearsed`."""
+  """Returns (the first phase of a run on zeros, seconds until it begins); see `rehearsed`."""
   began = time.monotonic()
   pretrained = getattr(config, "pretrained", None)
-  # Zeros would not be recognised as the data on which the first parameters were trained.
+  # Checked on the real data: zeros would pass even if the parameters were trained on these data.
   if pretrained is not None:
     saved.pretrained_on(pretrained, config.data.name, loaded[0])
   zeros, features = _blank(kind, config.model, loaded)
@@ -219,8 +218,8 @@ def state_of(job: loop.Job, folder: pathlib.Path) -> str:
 def _blank(
   kind: RunKind, model: Any, loaded: tuple[Any, Any]
 ) -> tuple[tuple[Any, Any], float]:
-  """Returns zeros in place of the data, as inputs of the model, and the estimated seconds
-  for their features."""
+  """Returns zeros in the shape of the model's inputs, in place of (train, test); and the
+  estimated seconds to compute features of all the data."""
   train, test = loaded
   held = train.dataset if isinstance(train, Federation) else train
   seconds = 0.0
@@ -291,7 +290,7 @@ def timed(phase: Phase) -> tuple[Timing, Any]:
   spent: list[float] = []
   for seconds in steps():
     spent.append(seconds)
-    # Without the first step, which may take minutes to compile.
+    # The first step is left out, since compiling it may take minutes.
     if sum(spent[1:]) > TIMED_SECONDS:
       break
   seconds = _evaluated(phase, state)

@@ -1,9 +1,9 @@
 """`--dry_run --target=tpu:v5e:2x4`: a run's step, compiled for a machine that is not here.
 
-What the compiler plans is exact for the program that it made: the memory of a device, what crosses
-between devices, products and bytes. Hours are a roofline: no run of that step can be faster than
-the chip's published peaks allow, and most are slower. Evaluation, checkpoints, the reading of data
-and a federated server's part are not in it.
+The compiler's numbers are exact for the compiled program: memory of a device, exchanges between
+devices, operations and bytes. The hours are a roofline: the chip's published peaks allow no faster
+run of that step, and most runs are slower. They leave out evaluation, checkpoints, reading of data
+and a federated server's part.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class CompiledPlan(NamedTuple):
   phase: Phase
   target: Machine
   program: StepProgram
-  compiled: Compiled | None  # None: the compiler refused it for lack of memory
+  compiled: Compiled | None  # None: the compiler refused the step for lack of memory
   compile_seconds: float
-  wanted: float | None  # bytes of a device that it takes; None: more than there are
+  wanted: float | None  # bytes needed on a device; None: unknown, and more than there are
   microbatch: tuple[int, float] | None = None  # one that fits, and its bytes
 
   @property
@@ -54,14 +54,14 @@ def compiled(
   """Compiles the step of a run for a target.
 
   Args:
-    make_phase: (config) -> its phase on zeros. Called within `targets.compiling_for`, also for
-      smaller microbatches, where the step does not fit and the config has such a field.
+    make_phase: (config) -> its phase on zeros. Called within `targets.compiling_for`. Where the
+      step does not fit, it is called with smaller values of `microbatch_size`, if there is one.
 
   Raises:
     UserError: the compiler is not installed; a mesh that does not fit the machine; a kind of
       run that cannot be planned so.
   """
-  # Before anything is built: without the compiler all of it would be in vain.
+  # First, since without the compiler everything built later would be useless.
   target.devices()
   plan = _compiled(make_phase, config, target)
   if plan.fits or not plan.program.rows or not hasattr(config, "microbatch_size"):
@@ -99,7 +99,7 @@ def _compiled(
 
 
 def _guess(plan: CompiledPlan, size: int) -> int:
-  """Returns the power of two below the microbatch that should fit, for temporaries grow with it."""
+  """Returns a power of two, at most half of `size`, that should fit: temporaries grow with it."""
   usable = plan.target.chip.usable_bytes
   if plan.wanted is None:
     return max(1, size // 2)
@@ -119,7 +119,7 @@ def _gigabytes(size: float) -> str:
 
 
 def lines(plan: CompiledPlan) -> dict[str, str]:
-  """Returns what a plan says of its target, by name."""
+  """Returns the lines of a plan about its target, by name."""
   chip = plan.target.chip
   text = {
     "target": f"{plan.target.text}: {plan.target.num_devices} x {chip.device}, "

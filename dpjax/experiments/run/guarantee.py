@@ -1,7 +1,7 @@
 """The guarantee of a run. Every epsilon shown to a user is read from here.
 
-A guarantee is made before the first step and answers, for any number of steps, what they cost
-and in which words. What is printed at the end is that of the ledger: of what really ran.
+A guarantee is made before the first step. It gives epsilon and a statement for any number of
+steps. At the end, a proved epsilon is computed from the ledger, so from the steps that ran.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Guarantee:
   accounted_delta: float | None = None  # of the ledger: delta less what is set aside
   l2_bound: float = math.inf  # of one record's part in a step
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
-  budget: float | None = None  # no run that would spend more is started
+  budget: float | None = None  # epsilon; a run that would exceed it is refused
   failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
   # Profile of the larger deployment, whose steps differ from those of its simulation.
   deployed_profile: Callable[[], accounting.Profile] | None = None
@@ -76,7 +76,7 @@ class Guarantee:
       raise ValueError("a claimed epsilon must name the assumptions that fail")
 
   def check_budget(self, ledger: Ledger) -> None:
-    """Refuses, before the next step, a run that would overspend at its last step.
+    """Refuses, before the next step, a run whose last step would exceed the budget.
 
     Raises:
       BudgetExceeded: naming `privacy.epsilon_budget`.
@@ -104,8 +104,8 @@ class Guarantee:
     )
 
   def profile(self, ledger: Ledger, epsilon: float) -> accounting.Profile | None:
-    """Returns every pair (epsilon, delta) that holds at once; None where no accountant
-    gives them.
+    """Returns the profile: pairs (epsilon, delta) that all hold at once. None where there is no
+    guarantee, or no event to account for.
 
     Args:
       ledger: ledger of the steps that ran; an empty one stands for all steps.
@@ -126,7 +126,7 @@ class Guarantee:
     return overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
 
   def attackers(self, ledger: Ledger, epsilon: float) -> dict[str, float]:
-    """Returns the most that any membership attack can do, by keys of result.json."""
+    """Returns bounds on every membership attack, by keys of result.json; {} without a profile."""
     profile = self.profile(ledger, epsilon)
     if profile is None or not self.delta:
       return {}
@@ -158,9 +158,9 @@ class Guarantee:
     facts |= self.attackers(ledger, epsilon)
     if self.kind == "simulated":
       return facts | {"epsilon_of_this_run": self.accounted(ledger)}
-    # Of the steps that ran: a run that ended early costs less than its plan.
+    # Computed from the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
-    # The ledger's epsilon is at this delta, where aborts take a part of the whole.
+    # The ledger's epsilon holds at this smaller delta where aborts take a part of the whole.
     left = self.accounted_delta
     aside = {} if left in (None, self.delta) else {"accounted_delta": left}
     return facts | aside | ({"epsilon": self.accounted(ledger)} if proved else {})
@@ -189,14 +189,14 @@ def of_plan(
   """Returns the guarantee of a plan that runs on that many records.
 
   Args:
-    ran: what really runs, where `plan` is that of a larger deployment, with `deployed`
-      records: then the guarantee is simulated.
+    ran: plan of the steps that really run. `plan` is then that of a larger deployment with
+      `deployed` records, and the guarantee is simulated. None: `plan` itself runs.
     unit: whose data are one record; "" for the plan's own word.
     note: text before the plan's statement.
-    release: noise on a grid, keys of the operating system; see `released`.
+    release: whether noise is on a grid, with keys of the operating system; see `released`.
 
   Raises:
-    UserError: a budget, or a release, of a run that promises nothing.
+    UserError: a budget, or a release, of a run without a guarantee.
   """
   if not plan.is_private or (release and not math.isfinite(plan.epsilon())):
     check_nothing_asked(budget=budget, release=release)
@@ -251,12 +251,12 @@ def of_event(
     l2_bound: largest norm of one record's part, to which the event's noise is relative.
     num_records: public; see `num_examples` of `accounting.privacy_statement`. None: unknown, or
       a secret.
-    assumed: what the epsilon rests on and nobody has proved: then it is claimed. So it is
-      with an event that a user accounts for.
-    release: whether the run is one for others, which must have a finite epsilon.
+    assumed: an unproved assumption of epsilon, which makes epsilon claimed; "" for none. An
+      event whose accounting is a user's own makes epsilon claimed, too.
+    release: whether the model is to be published; such a run must have a finite epsilon.
 
   Raises:
-    UserError: a budget, or a release, of a run that promises nothing.
+    UserError: a budget, or a release, of a run without a guarantee.
 
   >>> from dpjax.accounting import gaussian_event
   >>> stated = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
@@ -321,7 +321,7 @@ def named(assumptions: Iterable[str]) -> str:
 
 
 def check_nothing_asked(*, budget: float | None, release: bool) -> None:
-  """Raises for settings that a run without a guarantee would ignore."""
+  """Raises UserError where a run without a guarantee has a budget, or is a release."""
   if release or budget is not None:
     raise UserError(
       "needs an epsilon, and nothing is proved for this run",
@@ -331,10 +331,10 @@ def check_nothing_asked(*, budget: float | None, release: bool) -> None:
 
 
 def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
-  """Returns the same guarantee with a note before its statement; "" for none.
+  """Returns the guarantee with a note before its statement; unchanged where the note is "".
 
   Args:
-    assumed: what the guarantee rests on and nothing here can check: then it is a claim.
+    assumed: an assumption that nothing here can check; it makes the guarantee a claim.
   """
   if not note:
     return promised
@@ -349,8 +349,8 @@ def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
 
 
 def asked(attack: accounting.AttackBound | None, delta: float) -> str:
-  """Returns in words the guarantee to which a run's noise was calibrated; "" for an
-  epsilon.
+  """Returns in words the attack bound to which a run's noise was calibrated; "" for None, as
+  where the noise was calibrated to an epsilon.
 
   >>> asked(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
   'The noise was calibrated so that no test of m'

@@ -56,7 +56,7 @@ class Phase(NamedTuple):
   enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early
   save_every: int | None = None  # steps; None: by the clock
   rows_on_disk: bool = False  # what clients keep (`ClientStates`) lies in the folder
-  # A tree of releases from before the first step. A resumed run must get the same.
+  # Tree of arrays released before the first step. A resumed run must compute the same ones.
   before_steps: Any = None
   name: str = "train"  # on the progress bar
   subfolder: str = ""  # folder of its checkpoints, where a run has several phases
@@ -88,17 +88,21 @@ Phase.__new__ = _moved.rename_keywords(promise="guarantee", phase="subfolder")(
 
 
 class RunOutcome(NamedTuple):
-  """The outcome of a run."""
+  """The parameters of a finished training, and functions that write its result."""
 
   params: Any
-  result: Callable[[pathlib.Path], Result]  # all that is not the same for every kind
-  write: Callable[[pathlib.Path], None] = lambda folder: None  # more, before result.json
-  finish: Callable[[pathlib.Path], None] = lambda folder: None  # and what needs it
-  saved_as: str = owner.PARAMS  # what `params` is called in the folder
+  result: Callable[[pathlib.Path], Result]  # folder -> the part of result.json of this kind
+  write: Callable[[pathlib.Path], None] = lambda folder: (
+    None
+  )  # other files, before result.json
+  finish: Callable[[pathlib.Path], None] = lambda folder: (
+    None
+  )  # files made from result.json
+  saved_as: str = owner.PARAMS  # name of the file of `params` in the folder
 
 
 class TrainedPhase(Protocol):
-  """A phase that is done."""
+  """The state at the end of a phase."""
 
   state: Any
   step: int
@@ -113,11 +117,11 @@ Schedule = Callable[[TrainPhase], RunOutcome]  # trains the phases of a run, in 
 class Job(NamedTuple):
   """A run before any computation, made by its kind's `build`."""
 
-  config: Config  # what config.json holds, and whose the folder is
-  digest: bytes  # `run_keys.config_digest` of all in it that decides what is computed
+  config: Config  # written to config.json; another config is refused in the same folder
+  digest: bytes  # `run_keys.config_digest` of all fields that decide what is computed
   seed: int
   data_name: str  # for messages
-  # Reads the data and returns 32 bytes for them: `dpjax.data.digest`, or a SHA-256.
+  # () -> 32 bytes that identify the data: `dpjax.data.digest`, or another SHA-256.
   data: Callable[[], bytes]
   start: Callable[[RunKeys], Schedule]  # builds the parts; UserError: the run is refused
   release: bool = False  # its keys come from the operating system
@@ -125,7 +129,7 @@ class Job(NamedTuple):
 
 
 def every(count: int, step: int, num_steps: int) -> int | None:
-  """Makes a `row_at` for every `count` steps, and the last.
+  """Returns `step` if it is a multiple of `count` or the last step, else None (for `row_at`).
 
   >>> [every(2, step, 5) for step in range(1, 6)]
   [None, 2, None, 4, 5]
@@ -134,8 +138,8 @@ def every(count: int, step: int, num_steps: int) -> int | None:
 
 
 def single(phase: Phase) -> Schedule:
-  """Returns a job of one phase. It is refused here, before its folder is claimed, if it
-  would overspend or would have no result."""
+  """Returns the schedule of a run with one phase. Raises UserError, before the run's folder is
+  claimed, where the phase would exceed its budget or lacks a required part of its result."""
   checked_phase(phase)
   planned = phase.planned()
   missing = [name for name in _PLANNED if name not in planned]
@@ -148,7 +152,7 @@ def single(phase: Phase) -> Schedule:
     phase.guarantee.check_budget(Ledger())
 
   def drawn(folder: pathlib.Path) -> None:
-    # Imported here: a run that has not ended draws nothing.
+    # Imported here: only the end of a run needs the plotting library.
     from dpjax.experiments.run import report
 
     report.train_report(folder, steps=phase.steps_are)
@@ -168,9 +172,9 @@ def single(phase: Phase) -> Schedule:
 
 
 def _write_curve(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> None:
-  """Writes the trade-off curve of a run with a proof beside its result.
+  """Writes the trade-off curve of a run whose epsilon is proved beside its result.
 
-  The file says nothing but rates. So a claim, or a bound on a deployment, could not say so in it.
+  The file holds only rates. It could not state that a bound is claimed, or of a deployment.
   """
   guarantee = phase.guarantee or NONE
   if guarantee.kind != "proved":
@@ -312,7 +316,7 @@ def _check_functions(part: Any, *names: str) -> None:
 def _is_array(leaf: Any) -> bool:
   if isinstance(leaf, processes.client_states.ClientStates):
     return True
-  # It would be saved, but could not be restored.
+  # A checkpoint can save a NumPy scalar, but cannot restore it.
   if isinstance(leaf, np.generic):
     return False
   dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype

@@ -1,4 +1,4 @@
-"""Defines `Kind`: what launchers need to know about one type of config."""
+"""Kinds of configs: the functions that launchers need for one type of config."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Kind:
   Attributes:
     config: the dataclass of its configs.
     launcher: the module that runs it, "launch.train".
-    check: (config) -> anything; raises UserError for whatever a run would be refused for.
-    unread: (config) -> the fields that it does not read, and what each would need; it reads
-      all by default.
-    columns: fields that hold what several runs of a config differ in.
+    check: (config) -> anything; raises UserError for a config whose run would be refused.
+    unread: (config) -> fields that its runs do not read, with what each would need. By default
+      its runs read all fields.
+    columns: fields that say in what the several runs of a config differ.
   """
 
   config: type
@@ -36,7 +36,7 @@ class RunKind(Kind):
   Attributes:
     load_data: (config, features=True) -> (train, test).
     build: (config, data) -> Job.
-    digest: (config) -> 32 bytes of everything that it computes.
+    digest: (config) -> 32 bytes that identify what its run computes.
     featured: (config.model, data) -> the data as that model reads them.
   """
 

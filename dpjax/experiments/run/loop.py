@@ -1,15 +1,14 @@
 """The only loop: a run of any kind, from start to result.json.
 
-A kind of run is `build(config) -> Job`. All else is here, once: resume, ledger, budget,
+A kind of run is `build(config) -> Job`. This module does the rest: resume, ledger, budget,
 signals, lock, progress, metrics, checkpoints, release keys, a full disk, several processes.
 
-Order of things, so that nothing is lost or spent twice: keys and data are remembered before
-anything is computed with them; metrics of step k are written before the checkpoint of step k; the
-checkpoint holds the ledger of the k steps that it contains; a resumed run repeats later steps with
-the same batches and the same noise, so it releases what the interrupted one would have released.
+This order prevents losses and double costs. Release keys and the data's digest are on disk before
+the first computation. Metrics of step k are written before its checkpoint, which holds the ledger
+of k steps. A resumed run repeats later steps with the same batches and the same noise. So it
+releases what the interrupted run would have released.
 
-On several processes (`dpjax.parallel`) all make the same calls: process 0 alone
-evaluates and holds the files.
+With several processes (`dpjax.parallel`) all make the same calls. Only process 0 uses files.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def job_of(config: Config, data: object = None) -> Job:
   the module of its type.
 
   Args:
-    data: as the `load_data` of that module returns them, to share them between runs.
+    data: result of that module's `load_data`, to share between runs; None: `build` loads them.
   """
   package, _, _ = type(config).__module__.rpartition(".")
   try:
@@ -141,16 +140,16 @@ def run(
 def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Result:
   _check_processes(job)
   meta = processes.on_first(lambda: owner.known(folder, job.config))
-  # Before any draw: for a finished run nothing more is done.
+  # Before any draw: a finished run only returns its result.
   done = processes.on_first(lambda: _finished(job, folder, meta))
   if done is not None:
     return done
-  # Before hours of training: the report is drawn at its end.
+  # Checked now, so that a missing plotting library does not fail the run at its end.
   from dpjax import optional
 
   optional.check("runs")
   data, random, run_id, code, digest = admitted(job, folder, meta)
-  # Now, as files that the config names may be others when the run ends.
+  # Read now: files that the config names may change before the run ends.
   user_code = _user_code(job)
   look = functools.partial(run_keys.code_of, job.config)
   with run_code.watched(code, look):
@@ -159,7 +158,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
     begun = (folder / owner.CONFIG).exists()
-    # Release keys are drawn only once for a folder, so it is not emptied.
+    # A release's folder is never emptied: its keys may be drawn only once.
     fresh = not (begun or job.release or jax.process_count() > 1)
     owner.claim(folder, job.config)
     held.enter_context(owner.released_if_refused(folder, fresh=fresh))
@@ -214,11 +213,10 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
   Raises UserError if `meta` belongs to another run."""
   data = job_lib.data_of(job)
   code = run_keys.code_of(job.config)
-  # One look for all that follows from it: keys and names are of one config, and each look
-  # walks through the run's code.
+  # Computed once: each digest walks through the run's code, and all keys must use the same one.
   digest = run_keys.digest_of(job.config, job.digest)
   bound = run_keys.bound_data(data, code)
-  # Processes compare values that follow from it, and never show it.
+  # The processes compare a value derived from this digest. No message shows the digest.
   processes.same(data=bound.hex())
   processes.on_first(lambda: _check_same(job, folder, meta, data, code))
   random = _run_keys(job, digest, bound, meta)
@@ -228,14 +226,14 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
 
 
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
-  """Returns the result of a finished run."""
+  """Returns the result of a finished run; None: the run has not finished."""
   done = owner.finished(folder, job.config)
-  # Otherwise its checkpoints, and the memory in them, were removed.
+  # Without `meta`, somebody removed the checkpoints, so nothing tells which data were used.
   if done is not None and meta:
     code = run_keys.code_of(job.config)
     _check_same(job, folder, meta, job_lib.data_of(job), code, done=True)
   if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
-    # Imported here: a run that has not ended draws nothing.
+    # Imported here: only the end of a run needs the plotting library.
     from dpjax.experiments.run import report
 
     report.redraw(folder, done[job_lib.STEPS_ARE])
@@ -332,7 +330,7 @@ def signals() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _ended(draws: Iterable[object]) -> Iterator[Iterable[object]]:
-  """Closes the batches however the steps end, so that a thread that reads ahead ends, too."""
+  """Closes the iterator of draws however the steps end, so that a prefetching thread ends, too."""
   try:
     yield draws
   finally:
@@ -365,11 +363,11 @@ class _Trainer:
     self.before = 0.0
 
   def seconds(self) -> float:
-    """Returns the seconds of all starts together."""
+    """Returns the seconds that the run took, including those before a resume."""
     return self.before + time.monotonic() - self.started
 
   def check_code(self) -> None:
-    """Raises UserError where the last step loaded code or data that its noise does not follow."""
+    """Raises UserError where the last step loaded code or data missing from the run's digest."""
     changes = run_code.number_of_changes()
     if changes != self.changes:
       self.changes = changes
@@ -397,7 +395,7 @@ def _alike(first: Any, other: Any) -> bool:
 
 
 class Running:
-  """The state of a running phase. It is one object, so that each part is a short method."""
+  """The state of a running phase."""
 
   def __init__(self, phase: Phase, trainer: _Trainer):
     self.phase = job_lib.checked_phase(phase)
@@ -406,9 +404,9 @@ class Running:
     self.state = job_lib.begun(phase)
     self.ledger = Ledger()
     self.step = 0
-    self.reached = False  # phase.enough; by the clock
+    self.reached = False  # whether `phase.enough` ended the phase
     self.saved_at = time.monotonic()
-    self.rows: dict[str, Any] | None = None  # what the checkpoint knows of metrics.jsonl
+    self.rows: dict[str, Any] | None = None  # `MetricsWriter.durable` at the checkpoint
     self.checkpoints = checkpoint.Checkpoints(
       trainer.folder, phase.subfolder, rows_on_disk=phase.rows_on_disk
     )
@@ -506,8 +504,8 @@ class Running:
     return f"{self.trainer.run_id} {self.phase.subfolder}".rstrip()
 
   def _before_steps(self) -> str:
-    """Restores the releases of before the first step. A second release with the same noise
-    would reveal their difference."""
+    """Returns a SHA-256 of what was released before the first step. A second, different release
+    with the same noise would reveal the difference of the exact values."""
     return trees.sha256(self.phase.before_steps)
 
   def _last_row(self) -> int | None:
@@ -529,8 +527,8 @@ class Running:
     self.step += 1
 
   def _measured(self) -> Scores:
-    """Returns scores, and epsilon of the steps so far. One point of its curve costs as much
-    as accounting for a whole run."""
+    """Returns the scores and, if there is one, epsilon of the steps so far. Each epsilon takes
+    as long to compute as that of a whole run."""
     phase = self.phase
     row = job_lib.scored(phase, self.state)
     if phase.guarantee is None or phase.guarantee.kind == "none":
@@ -573,7 +571,7 @@ class Running:
   def go(self, received: list[int]) -> None:
     """Runs the remaining steps."""
     phase = self.phase
-    # The run was killed before its result was written.
+    # A run killed after its last step, but before its result, has nothing left to train.
     if self.step == phase.num_steps or self.reached:
       return
     # Code loaded while JAX traces the first step must be part of the run's digest, too.

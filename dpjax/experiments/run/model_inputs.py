@@ -1,7 +1,7 @@
-"""Public facts of what a run's model takes and answers, in `inputs.json` beside its params.npz.
+"""Public facts of the inputs and outputs of a run's model: `inputs.json` beside its params.npz.
 
-A server needs them and must not need the training data: the shape of one example, the names of
-its classes, and the declaration of a table. Everything here is public before the first step.
+A server reads them, so that it needs no training data: the shape of one example, the names of the
+classes, and the declaration of a table. Everything here is public before the first step.
 result.json holds the digest of the file, as of every file that a run writes for readers.
 """
 
@@ -32,7 +32,7 @@ _MOST_NUMBERS = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class ModelInputs:
-  """Public facts of the inputs and answers of a model.
+  """Public facts of the inputs and outputs of a model.
 
   Args:
     shape: shape of one example, before it is centred and before its features are computed.

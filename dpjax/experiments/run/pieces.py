@@ -1,4 +1,4 @@
-"""Works whose steps fill arrays piece by piece: no training, but resumable in the same way."""
+"""Phases whose steps fill arrays piece by piece: no training, but resumable in the same way."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PICTURE, TABLE = writers.REPORT
 WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
-# Seconds of a run from which on sixteen more points of its epsilon are worth their two seconds.
+# Runs longer than this many seconds get extra points of epsilon, which take about two seconds.
 _LONG = 60.0
 _POINTS = 12
 # Evaluations that are marked, each by itself.
@@ -73,9 +73,9 @@ def figure(
 ) -> Figure | None:
   """Returns the picture of a run's rows, those of report.csv; None without scores and epsilon.
 
-  Epsilon is drawn as the accountant has it between two evaluations, where the ledger of the
-  result holds one kind of step. Elsewhere it is a staircase, which is never too low: between two
-  evaluations epsilon is at most what it is at the second.
+  With `dense`, and one kind of step in the result's ledger, the accountant computes epsilon
+  between evaluations. Otherwise the curve is a staircase that is never too low: between two
+  evaluations, epsilon is at most its value at the second.
 
   Args:
     rows: one for each evaluation.
@@ -165,7 +165,7 @@ def _draw_epsilon(
     axes.plot(list(between), list(between.values()), color=color, linewidth=1.2)
     axes.plot(steps, values, color=color, linestyle="none", marker="o", markersize=2.5)
   else:
-    # From a point the line goes up at once, to what the next evaluation will have cost.
+    # The line rises at once to the next evaluation's epsilon, so that it is never too low.
     axes.plot(
       steps, values, color=color, marker="o" if len(steps) <= _FEW else "", markersize=2.5,
       linewidth=1.2, drawstyle="steps-pre",
@@ -182,8 +182,8 @@ def _draw_epsilon(
 def _between(steps: list[int], values: list[float], result: Row) -> dict[int, float]:
   """Returns epsilon at steps between evaluations, by the run's own accountant.
 
-  Empty where that cannot be told from the result: steps of several kinds, no ledger, or an
-  accountant that gives another epsilon at an evaluation than the run had.
+  Empty where the result does not determine it: steps of several kinds, no ledger, or an
+  accountant whose epsilon at the last evaluation differs from the run's.
   """
   charges = (result.get("ledger") or {}).get("charges", ())
   accountant = result.get("accountant")
@@ -233,7 +233,7 @@ def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -
 
 
 def write_entries(path: pathlib.Path, entries: Sequence[Any]) -> None:
-  """A benchmark's entries (NamedTuples) as CSV, each with the platform and JAX's version."""
+  """Writes a benchmark's entries (NamedTuples) as CSV, with the platform and JAX's version."""
   where = {"platform": jax.default_backend(), "jax": jax.__version__}
   path.parent.mkdir(parents=True, exist_ok=True)
   write_csv(path, [{**entry._asdict(), **where} for entry in entries])

@@ -1,8 +1,8 @@
 """Where rows of metrics go besides metrics.jsonl: Weights & Biases, MLflow, a user's function.
 
-A hook gets each row after metrics.jsonl has it, as (step, row). An error of a hook costs no run:
-one warning, and the hook is called no more. After a resume, rows since the last checkpoint come
-again.
+A hook is called with (step, row) after the row is in metrics.jsonl. An error of a hook does not
+end the run: it prints one warning, and the hook is not called again. After a resume, rows since
+the last checkpoint come again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SERVICES = {"wandb": _wandb, "mlflow": _mlflow}
 
 
 class RowHook:
-  """Hands rows on, until the first error."""
+  """Calls a hook with each row, until its first error."""
 
   def __init__(self, name: str, begin: Callable[[], tuple[Log, Callable[[], Any]]]):
     self._name = name
@@ -55,9 +55,9 @@ class RowHook:
       self._log, self._end = begun
 
   def __call__(self, step: int, row: Mapping[str, float]) -> None:
-    """Hands one row on."""
+    """Calls the hook with one row."""
     log = self._log
-    # A dictionary of its own, which the hook may change.
+    # A copy, since the hook may change it.
     if log is not None:
       self._guarded(lambda: log(step, dict(row)))
 
@@ -85,7 +85,7 @@ class RowHook:
 
 
 def check(name: str | None, *, release: bool) -> None:
-  """Raises UserError for a hook that cannot be called, or must not be in a release.
+  """Raises UserError for a hook that cannot be called, or a service in a release.
 
   >>> check(None, release=True)
   >>> check("wandb", release=True)
@@ -132,7 +132,7 @@ def of_run(config: Config, folder: pathlib.Path) -> RowHook | None:
 
   Args:
     config: of a kind with or without a field `writer`.
-    folder: of the run, whose name the service shows.
+    folder: folder of the run; a service shows its name.
   """
   name = getattr(config, FIELD, None)
   if name is None:
@@ -141,7 +141,7 @@ def of_run(config: Config, folder: pathlib.Path) -> RowHook | None:
     log: Any = names.find(name, FIELD)
     return RowHook(name, lambda: (log, lambda: None))
   library = _library(name)
-  # With the seed, whoever holds the data could compute the noise.
+  # The seed is left out: with it, anyone who has the data could compute the noise.
   settings = writers.plain(fields.to_dict(config))
   shown = {key: value for key, value in settings.items() if key != "seed"}
   return RowHook(name, lambda: SERVICES[name](library, folder.name, shown))

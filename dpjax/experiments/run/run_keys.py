@@ -1,18 +1,16 @@
-"""Every key of a run, from one digest of its config AND its data; and the record of the
-data.
+"""Keys of a run, derived from its config AND its data; and the stored record of the data.
 
-Why the config: two runs with one seed and, say, two epsilons must not share their noise: from
-two sums with the same noise at two scales the exact sums follow. Nor may they share batches:
-the cost of both together is the sum of their costs only if they sample independently. Why the
-data: the difference of two runs with the same noise on data sets that are one record apart IS
-what that record did.
+Why the config: two runs with one seed and two epsilons must not share their noise. Two sums with
+the same noise at two scales reveal the exact sums. The runs must not share batches either: their
+costs add up only if they sample independently. Why the data: two runs with the same noise, on data
+sets that differ in one record, differ by exactly the effect of that record.
 
-What may be seen. The digest of the data, and whatever follows from it without noise, would confirm
-a guess of the data. So it leaves this process in checkpoints alone, which hold the noise key too
-and are as secret as the data; the initial parameters depend on the seed alone; and a ledger names a
-key by the config, not by the key (`ledger_name`). A run whose seed is known can be repeated by
-anyone who guesses its data, and compared bit for bit: that is what reproducible means. What is to
-be published is trained in release mode, whose keys depend on nothing at all (`fresh`).
+The digest of the data, and whatever follows from it without noise, would confirm a guess of the
+data. So the digest leaves this process only in checkpoints, which also hold the noise key and are
+as secret as the data. The initial parameters depend on the seed alone. A ledger names a key by the
+config, not by the key (`ledger_name`). Who knows a run's seed and guesses its data can repeat the
+run, and compare bit for bit. So train what you publish in release mode: those keys come from the
+operating system (`fresh`).
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ _ORDER_BITS = 64
 
 
 class RunKeys(NamedTuple):
-  """Every source of randomness of a run, of whichever kind. All but `init` are as secret as
-  the data."""
+  """Every source of randomness of a run. All except `init` are as secret as the data."""
 
   init: jax.Array  # of the initial parameters; of the seed alone: public
   noise: jax.Array
@@ -74,8 +71,8 @@ def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def code_of(config: Config) -> run_code.Code:
-  """Returns all code of a config's run: the code that its fields name. For a user's type of
-  config that type, and the `build` beside it, are added.
+  """Returns the code that the fields of a config name. For a user's own type of config, this
+  includes that type and the module `build` beside it.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> code_of(TrainConfig()).modules
@@ -121,7 +118,7 @@ def derived(seed: int, config: bytes, data: bytes) -> RunKeys:
   for word in np.frombuffer(bound[:16], np.uint32):
     key = jax.random.fold_in(key, word)
   first, second = jax.random.split(key)
-  # Without the config: runs that differ only in it have the same order.
+  # The config is left out, so that runs which differ only in it have the same order.
   of_both = hashlib.sha256(f"dpjax order {seed} ".encode() + data).digest()
   return RunKeys(
     init=jax.random.key(seed),
@@ -191,7 +188,7 @@ def to_meta(
   """Returns what a run must store before any computation. Never write it elsewhere.
 
   Args:
-    data: the digest of its data. released: keys that nothing but this can give back.
+    data: the digest of its data. released: keys of a release, which cannot be derived again.
     user_code: the user's code, `names.sources`. run: `run_id`. code: all of it, `names.code`.
   """
   meta: dict[str, Any] = {_DATA: data.hex()} | (
@@ -287,10 +284,9 @@ def check_code(
   Resuming with other code would give two steps the same noise.
 
   Args:
-    meta: what a run remembers, or its result. own: `names.sources`. code: `names.code`.
-    done: whether it has ended, so that nothing more is drawn. A finished run is accepted with
-      other versions of dpjax and packages, which its result names, and with a result older than
-      this record.
+    meta: result of `to_meta`, or a run's result. user_code: `names.sources`. code: `names.code`.
+    done: whether the run has ended, so that nothing more is drawn. Then other versions of dpjax
+      and of packages are accepted, and so is a result without a record of its code.
   """
   if meta is None:
     return

@@ -1,9 +1,9 @@
 """Parameters in a `params.npz` of an earlier run: reading them, and starting from them.
 
-A run that begins from them promises what it promises to records that they know nothing of.
-So where they come from must be known: their run's result.json, beside them and of these very
-parameters, says on which data it was trained, and where it began itself. Data of the run's
-own name are refused; what others they are stands in the privacy statement.
+The guarantee of a run that starts from them covers only records that did not influence them. So
+their origin must be known. The result.json beside a params.npz, bound to it by a digest, names the
+data that it was trained on, and those of its own first parameters. If the run's own data are found
+among them, by name, file or digest, the file is refused. The privacy statement names the others.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ HEAD = "head"  # the last layer of every model of ours
 
 
 def read(path: str, field: str) -> dict[str, np.ndarray]:
-  """The arrays of a params.npz, by name.
+  """Returns the arrays of a params.npz, by name.
 
   Raises:
-    UserError: no such file, or none that `numpy.savez` has written; an array of it is of another
-      type than floating point numbers, or holds one that is not finite.
+    UserError: there is no such file, or `numpy.savez` did not write it; or an array is not of
+      floating point numbers, is not in this machine's byte order, or holds NaN or infinity.
   """
   at = f"{field}={path!r}"
   # Most runs begin from random numbers.
@@ -152,9 +152,9 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
     data_name, train: the run's own.
 
   Raises:
-    UserError: nothing says which (of safetensors, Flax or Orbax, which are bound to no result,
-      the statement says so instead), or the run's own data are among them: by their name, the file
-      that they lie in, or what the earlier run remembers of its data.
+    UserError: a params.npz lacks its result, so its data are unknown; or the run's own data are
+      among them, by name, by file, or by the digest that the earlier run stored. For safetensors,
+      Flax and Orbax, which no result is bound to, the list names unknown data instead.
   """
   if path is None:
     return []
@@ -209,11 +209,11 @@ def _nested(arrays: Mapping[str, np.ndarray], label: str) -> dict[str, Any]:
 
 
 def assumed(path: str | None, known: list[str]) -> str:
-  """Returns the assumptions of a guarantee whose first parameters were trained on users'
-  data; "" for none.
+  """Returns the assumption of a guarantee whose first parameters were trained on users' data;
+  "" for none.
 
-  That none of this run's records is among those data cannot be checked: names may differ, and
-  so may their order, number and preprocessing. So the guarantee is a claim, not a proof.
+  Whether a record of this run is among those data cannot be checked: names may differ, and so
+  may the records' order, number and preprocessing. So the guarantee is a claim, not a proof.
 
   >>> assumed("a/params.npz", ["random_process"]), assumed(None, [])
   ('', '')

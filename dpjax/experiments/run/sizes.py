@@ -1,9 +1,9 @@
 """The number of records that a mechanism may depend on.
 
-Neighbours under add-or-remove-one have one record more or less, so their number is a secret. A
-divisor, a probability or a number of steps that followed it would tell whether somebody is
-there, whatever noise is added: the scale of the noise alone says it (arXiv 2605.15648 audits
-this). Such numbers are computed from a declared constant. The other relations fix the number.
+Under add-or-remove-one, neighbours differ in their number of records, so that number is secret. A
+divisor, a probability or a number of steps computed from it would reveal whether a record is
+present, whatever noise is added: the scale of the noise alone does (arXiv 2605.15648 audits this).
+Such numbers are computed from a declared constant. The other relations fix the number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def usual_relation(kind: type[Sampler] | None) -> str:
   """Returns the neighboring relation of a run that names none.
 
   Args:
-    kind: kind of the sampler; None: a user's own, which may be any.
+    kind: class of the sampler; None: a user's own sampler, of whose class nothing is known.
   """
   if kind is None or kind.relation_must_be_named:
     return ADD_OR_REMOVE_ONE
@@ -26,9 +26,8 @@ def usual_relation(kind: type[Sampler] | None) -> str:
 
 
 def stated(real: int, declared: int | None, *, relation: str) -> int | None:
-  """Returns the number of records that a guarantee may name; None where only the secret is known.
-
-  For mechanisms that use no number of records: nothing need be declared for them.
+  """Returns the number of records that a guarantee may name; None where it is secret and no
+  constant is declared. For mechanisms that use no number of records, so need no declaration.
 
   Args:
     real: true number of records. declared: a constant; None: none was declared.
@@ -55,12 +54,12 @@ def public(
     real: true number of records: secret under add_or_remove_one, public under the others.
     declared: a constant that somebody declared; None: none was declared.
     relation: neighboring relation of the guarantee.
-    promised: whether anything is promised at all. If not, the true number serves as well.
-    field: field of the config that declares it. other: field=value that makes the number public.
+    promised: whether the run has a guarantee. If not, the true number may be used.
+    field: config field that declares the number. other: field=value that makes it public.
 
   Raises:
-    UserError: nobody declared it, or it is more than twice the true number. What is too small
-      for the data is refused by `Plan.check_capacity`.
+    UserError: nothing is declared, or more than twice the true number is. `Plan.check_capacity`
+      refuses a number that is too small.
 
   >>> args = dict(relation="add_or_remove_one", promised=True, field="n", other="r=x")
   >>> [public(real, 100, **args) for real in (60, 99, 100, 101)]
@@ -70,7 +69,7 @@ def public(
   """
   if relation != ADD_OR_REMOVE_ONE:
     return real
-  # Without a guarantee the true number may be used, if none close to it was declared.
+  # Without a guarantee, the true number replaces a missing or far too large declaration.
   if not promised:
     return real if declared is None or 2 * real < declared else declared
   if declared is None:

@@ -1,18 +1,18 @@
 """Switches of a config: a field that a switch leaves unread goes back to its default.
 
 A switch is a field that decides which other fields are read, such as `privacy.method`. Where a
-command line, or a row of a table, sets a switch over a config, fields of that config may have no
-reader any more. `settled` resets them, so that the non-private twin of a private run is one flag.
+command line, or a row of a table, sets a switch, the run may no longer read some fields of the
+config. `settled` resets these. So one flag makes the non-private twin of a private run.
 
-Nothing that a run reads is ever reset. A field is reset only where the tables of `unused` say that
-the changed config does not read it, and they must still say so after the reset. So an epsilon is
-that of the fields that stand in config.json, and no default comes into force by itself.
-Three things are still refused: a field that was asked for beside the switch, a config that
-contradicts itself without a switch, and a combination that nobody has proved.
+A field that a run reads is never reset. A field is reset only where the tables of `unused` say
+that the changed config does not read it, and they must still say so after the reset. So every
+epsilon follows from the fields in config.json, and no default takes effect by itself. Still
+refused are: an unread field that was set together with the switch, a config that contradicts
+itself without a switch, and a combination that nobody has proved.
 
-Of a config of several runs, a field is dropped where none of its runs reads it any more. Fields
-that its rows, variants or curves set are never dropped: they say what is compared. Where a switch
-leaves one of them without a reader, one line says which of the file's columns must be given, too.
+In a config of several runs, a field is dropped where none of its runs reads it any more. Fields
+set by its rows, variants or curves are never dropped: they say what is compared. Where a switch
+leaves one of them unread, an error says which of the file's columns must be given, too.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def settled(
   unread: Callable[[Any], Unused],
   was_read: Callable[[str], bool],
 ) -> tuple[Any, list[str]]:
-  """Returns the config without values that nothing reads since a switch, and their dotted
+  """Returns the config with values reset that nothing reads since a switch, and their dotted
   names.
 
   Args:
-    explicit: fields that were set together with the switch; what is in them stays, too.
-    unread: (config) -> the fields that it does not read.
-    was_read: (field) -> whether it had a reader before the switch. What had none stays, to be
-      refused.
+    explicit: fields that were set together with the switch; they, and fields in them, stay.
+    unread: (config) -> the fields that its run does not read.
+    was_read: (field) -> whether it was read before the switch. One that was not read stays, to
+      be refused.
 
   >>> from dpjax.experiments.kinds import unused
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
@@ -189,7 +189,7 @@ def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
 def of_command_line(
   before: Any, steps: Sequence[tuple[str, Any]], kind: Kind
 ) -> tuple[Any, str]:
-  """(the config of a command line without what its switches leave unread, a line that says so).
+  """Returns (the config of a command line, with unread fields reset, a line that lists them).
 
   Args:
     before: the config of the file.
@@ -213,7 +213,7 @@ def of_command_line(
     return before, ""
   config = steps[-1][1]
   line = ""
-  # What is wrong with a value is reported where the run checks it.
+  # The run's own check reports an error in a value.
   with contextlib.suppress(UserError):
     unread = kind.unread
     table = unread(before)

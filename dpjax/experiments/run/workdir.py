@@ -54,10 +54,10 @@ def _where(config: Config) -> tuple[str, ...]:
 
 
 def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
-  """Returns the memory of the run with this exact config; None: it has not begun.
+  """Returns what the run with this config stored (`remember`); None: the run has not begun.
 
   Raises:
-    UserError: the directory holds another config's run, or what is of no run; it can be none.
+    UserError: the directory holds a run of another config or other files, or `workdir` is a file.
   """
   validate.folder(workdir=workdir)
   path = workdir / CONFIG
@@ -93,9 +93,9 @@ def claim(workdir: pathlib.Path, config: Config) -> None:
 
 @contextmanager
 def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
-  """Empties a claimed folder if the run is refused before its first step.
+  """Removes a run's files from a claimed folder if the run is refused before its first step.
 
-  The setting that is mended makes another config, which the folder would otherwise refuse.
+  Otherwise the folder would refuse the corrected config, which is another one.
 
   Args:
     fresh: the folder was claimed by this very process, and the run is no release: the keys
@@ -146,8 +146,8 @@ def remember(
   """Stores what a run needs in order to resume (`run_keys.to_meta`), as secret as the data.
 
   Raises:
-    UserError: the folder does not remember `before` (None: nothing) any more: since it was
-      looked into, another process has drawn keys there.
+    UserError: the folder no longer stores `before` (None: nothing), since another process has
+      drawn keys there in the meantime.
   """
   # Compared under the lock: two starts that both found nothing would draw two keys.
   if remembered(workdir) != before:
@@ -184,7 +184,7 @@ def write_result(
 ) -> dict[str, Any]:
   """Writes result.json, bound to its run (see `finished`); returns its content."""
   seal = sealed(fields.to_dict(config), _where(config), result)
-  # First, so that a kill between the two leaves no contradiction.
+  # Stored before the result: `finished` would refuse a result without a stored digest.
   if _memory(workdir).exists():
     held = remembered(workdir) or {}
     _remember(workdir, {**held, SEAL: seal})
@@ -195,14 +195,13 @@ def write_result(
 def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """Returns the content of result.json of this config's run; None: there is none yet.
 
-  `run_sha256` in it is a digest of config and result, which the run remembers beside its
-  checkpoints. So the result of another config is reported, and one that was edited; and while the
-  checkpoints are there, that of other data or of another release. It is no signature: who
-  computes the digest for another result is believed, and so are the other files of the folder.
+  Its `run_sha256` is a digest of config and result, also stored beside the checkpoints. So a result
+  of another config, or an edited one, is refused. While the checkpoints exist, so is a result of
+  other data or of another release. The digest is no signature: anyone can compute one for a forged
+  result, and forge the other files, too.
 
   Raises:
-    UserError: it is not the result of this run, or a file that the run wrote beside it is gone, or
-      is another.
+    UserError: this is not the run's result, or a file beside it is missing or changed.
   """
   path = workdir / writers.RESULT
   if not path.exists():
@@ -217,7 +216,7 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
       field="workdir",
       value=workdir,
     )
-  # Also if the checkpoints, which hold it too, are gone.
+  # The result holds a record of the code, too, in case the checkpoints are gone.
   if "user_code" in result:
     user_code = names.sources(fields.to_dict(config))
     code = run_keys.code_of(config)
@@ -227,7 +226,7 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 
 
 def digests(workdir: pathlib.Path) -> dict[str, str]:
-  """SHA-256 of each file that a run has written for readers, by name. Pictures that can be
+  """Returns a SHA-256 of each file that a run wrote for readers, by name. Pictures that can be
   redrawn are left out."""
   paths = [path for path in sorted(workdir.iterdir()) if path.is_file()]
   wanted = [path for path in paths if path.name not in _UNBOUND and path.name[0] != "."]

@@ -1,8 +1,7 @@
 """Files that a run writes: metrics.jsonl, TensorBoard scalars, result.json; and progress.
 
-Files are strict JSON, which knows neither NaN nor infinity: NaN is written as null,
-infinity as "inf" or "-inf". A file is replaced whole or not at all, so that a kill at any
-moment leaves the old one or the new one.
+Files are strict JSON, which lacks NaN and infinity: NaN is written as null, infinity as "inf" or
+"-inf". All but metrics and events are replaced atomically: a kill leaves the old file or the new.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ _SILENT = ContextVar("silent", default=False)
 
 
 class Unwritable(UserError, OSError):
-  """Raised when a file system refuses a write: full, read-only, damaged. Ends in one line
-  with exit code 1, since no setting of the run is wrong."""
+  """Raised when a file system refuses a write: full, read-only, damaged. The launcher prints one
+  line and exits with code 1, since no setting of the run is wrong."""
 
 
 def secret_folder(path: pathlib.Path) -> None:
@@ -83,8 +82,8 @@ def secret_folder(path: pathlib.Path) -> None:
 
 
 def make_durable(folder: pathlib.Path, *, secret: bool = False) -> None:
-  """Flushes files and folders under this one to survive a loss of power; `secret`: only
-  their owner may read them."""
+  """Flushes a folder and everything in it to disk, to survive a loss of power. With `secret`,
+  only their owner may read them."""
   for path in (*folder.rglob("*"), folder):
     mode = 0o700 if path.is_dir() else 0o600
     files.sync(path, mode if secret else None)
@@ -130,12 +129,12 @@ def refusal(error: BaseException | None) -> int | None:
 
 @contextmanager
 def reported_in_one_line(what: str) -> Iterator[None]:
-  """Makes the block end in one line where the file system refuses a write.
+  """Turns an error of the block into one line where the file system refuses a write.
 
   Libraries that write raise errors of many types, most of many lines.
 
   Args:
-    what: is written, as "checkpoint=FOLDER".
+    what: name of what is written, such as "checkpoint=FOLDER".
 
   Raises:
     Unwritable: with the reason's errno.
@@ -155,13 +154,13 @@ def reported_in_one_line(what: str) -> Iterator[None]:
 
 @contextmanager
 def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iterator[None]:
-  """Makes the block end in one line where the disk is full, or refuses a write.
+  """Turns an error of the block into one line where the disk is full, or refuses a write.
 
   Args:
-    saved: the step that is saved at that moment.
+    saved: () -> the newest saved step, for the message; None: there is none.
 
   Raises:
-    Unwritable: there was no space in the block, or no right to write, or the disk is damaged.
+    Unwritable: the disk is full or damaged, or writing is not allowed.
   """
   try:
     yield
@@ -190,10 +189,10 @@ def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Ite
 def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
   """Excludes every other process from the same block, by `workdir`/`subfolder`/lock.
 
-  The operating system releases the lock with the process, however that ends, and with those that
-  have inherited the file descriptor, which the block is given. Two runs in one
-  folder would overwrite each other's checkpoints and charge noise twice. The lock is a file of
-  its own, for one that is replaced, as config.json may be, can be held twice.
+  Yields the lock's file descriptor. The operating system releases the lock when this process, and
+  all that inherited the descriptor, have ended. Two runs in one folder would overwrite each other's
+  checkpoints and account for noise twice. The lock has its own file: two processes could hold
+  locks on a file that is replaced, such as config.json.
 
   Raises:
     UserError: another process holds it; something is there that is no file.
@@ -208,7 +207,7 @@ def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
   validate.no_pipe(path, str(path))
   with open(
     path, "ab", opener=private
-  ) as file:  # network file systems lock what is written
+  ) as file:  # network file systems lock only files that are open for writing
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       # A lock on a file that was deleted in between excludes nobody.
@@ -285,12 +284,12 @@ class MetricsWriter:
 
   Args:
     workdir: folder of the run; created if missing.
-    resume_step: keep the lines of steps <= this one and drop the others, among them a
-      last line that was cut off; None starts an empty file and drops earlier event files:
-      scores of a run that starts again with other noise would be released beside its own.
+    resume_step: keep lines of steps <= this one and drop the others, also a last line that was
+      cut off. None starts an empty file and drops earlier event files: otherwise the scores of
+      an earlier start with other noise would be released beside those of this run.
     tensorboard: also write event files to `workdir`/tensorboard. They hold the time of every row
       and the name of the machine.
-    held: what `durable` returned at that step: the file must still begin so.
+    held: result of `durable` at that step: the file must still begin with those bytes.
     hook: called with the step and the values of every line, after the file has it.
 
   Raises:
@@ -342,8 +341,8 @@ class MetricsWriter:
       self._hook(int(step), scalars)
 
   def durable(self) -> dict[str, Any]:
-    """Returns length and digest of all lines so far. From now on they survive a loss of
-    power."""
+    """Flushes all lines so far to disk, and returns their length in bytes and their SHA-256.
+    From now on they survive a loss of power."""
     # The checkpoint refers to these bytes. If it became durable first, a resume would be
     # refused.
     os.fsync(self._file.fileno())
@@ -457,9 +456,9 @@ def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
   """Writes `workdir`/result.json after checking that it says what its epsilon means.
 
   Raises:
-    ValueError: a key of RESULT_KEYS is missing, or epsilon_kind contradicts epsilon: a
-      proved or claimed one is finite and comes with delta, relation and unit; where the
-      kind is "none", epsilon is None or infinite.
+    ValueError: a key of RESULT_KEYS is missing, or epsilon_kind contradicts epsilon. Under kind
+      "none", epsilon must be None or infinite. Under every other kind it must be finite, with
+      delta, relation and unit.
   """
   missing = [key for key in RESULT_KEYS if key not in result]
   if missing:
@@ -470,7 +469,7 @@ def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-  """Returns the score of a run, for a line: its accuracy, or a replacement.
+  """Returns the score of a run as text: its accuracy, or RMSE and R^2 of a regression.
 
   >>> headline({"test_accuracy": 0.93891, "test_loss": 0.2})
   'test_accuracy=0.9389'
@@ -554,12 +553,12 @@ class Progress:
     self._start = time.monotonic()
     self._next = self._start + _LINE_SECONDS
     self._postfix: dict[str, Any] = {}
-    # With no progress there is nothing to report.
+    # `close` reports nothing where no step was made.
     self._said = initial
 
   def update(self, n: int = 1, **postfix: Any) -> None:
-    """Counts n more. `postfix` are values to show, the newest of each name. 0 only lets
-    time pass."""
+    """Adds n to the count. `postfix`: values to show; a new one replaces the old one of its name.
+    n=0 only updates the report."""
     self._count += n
     self._postfix.update(postfix)
     if time.monotonic() >= self._next:
@@ -574,8 +573,7 @@ class Progress:
     now = time.monotonic()
     self._next = now + _LINE_SECONDS
     self._said = self._count
-    # Without the part that a resumed run had done before: it took none of this process's
-    # time.
+    # Steps from before a resume took none of this process's time.
     speed = (self._count - self._initial) / max(now - self._start, 1e-9)
     values = "".join(
       f" {name}={_short(name, value)}" for name, value in self._postfix.items()

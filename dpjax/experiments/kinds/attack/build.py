@@ -1,9 +1,8 @@
 """Builds the job of one attack from an `AttackConfig`; the module that the attack names
 carries out the phase.
 
-A step of it is a piece of that phase, such as a model that is trained or a message that is
-inverted, so that an attack goes on where it was cut off. Its result says what the attacked run
-promises, not the attack.
+A step trains one group of models or inverts one message, for example, so an interrupted attack can
+resume. The result states the guarantee of the attacked run, not of the attack.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
 
 
 def digest(config: AttackConfig) -> bytes:
-  """Public digest of everything in the config that this attack reads, except locations of
-  data and labels."""
+  """Returns the public digest of all fields of the config that decide what is computed: without
+  the other section, labels, and locations of data."""
   fields = config_names.without_places(to_dict(config))
   for name in (other(config), *config.of_table):
     fields.pop(name)
@@ -69,7 +68,7 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   """Builds the job of one attack, from a config without rows.
 
   Args:
-    loaded: what `load_data` returns, to share them between runs.
+    loaded: result of `load_data`, to share it between runs; None: it is loaded.
   """
   check(config)
   for name in ("rows", "beside"):
@@ -122,8 +121,7 @@ def _schedule(
 
 
 def promised(guarantee: Guarantee, num_steps: int) -> dict[str, Any]:
-  """Returns the privacy part of result.json: that of the attacked run after all of its
-  steps."""
+  """Returns the privacy part of result.json: that of the attacked run after all its steps."""
   if guarantee.kind == "none":
     return guarantee.facts(Ledger(), 0.0)
   guarantee.warn()

@@ -1,5 +1,4 @@
-"""Class inversion as a run: a model of the public pipeline, and its typical inputs of each
-class."""
+"""Class inversion as a run: a model of `launch.train`, and its typical inputs of each class."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _OF_RECORDS = "protects one record, not what the records of a class have in comm
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> central.Run:
   """Builds the run whose model will be inverted.
 
-  Raises UserError for inputs that are no numbers; a class that no test record has for the judge.
+  Raises UserError for inputs that are no numbers, or a class without training or test records.
   """
   train, test = loaded
   if not np.issubdtype(np.asarray(train.x).dtype, np.floating):
@@ -50,14 +49,13 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> c
 
 
 def phase(config: AttackConfig, attacked: central.Run) -> Phase:
-  """Returns the phase of `launch.train`. The result reports its guarantee as that of the
-  attacked run."""
+  """Returns the phase of `launch.train`, without its guarantee: the result states that as the
+  attacked run's."""
   return central.phase(config.train, attacked)._replace(guarantee=None)
 
 
 def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAttack:
-  """Returns how many inverted inputs the judge assigns to their class, against chance 1 /
-  K."""
+  """Returns how many inverted inputs the judge assigns to their class; chance is 1 / K."""
   attack = config.attack
   params = training.eval_params(state)
   x = np.asarray(run.test.x)
@@ -96,7 +94,7 @@ def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:
 
 
 def verdict(score: attacks.InversionScore, num_classes: int) -> str:
-  """Judges a defence: it fails where inputs are recognised more often than by chance.
+  """Returns the verdict: a defence fails where inputs are recognised more often than by chance.
 
   >>> from dpjax.attacks.roc import exact_interval
   >>> ten = lambda n: attacks.InversionScore(n, 10, exact_interval(n, 10, 0.95), None, [])

@@ -1,9 +1,8 @@
 """Typed configuration of an attack on a run, and of a table of several (`sweeps.attack_table`).
 
-What is attacked is a config of the public launchers, unchanged: `train` is that of a model of
-`launch.train`, of which membership is inferred or which is copied; `federate` is that of clients of
-`launch.federate`, whose messages are inverted, or some of whom poison its rounds. So a defence
-is a field of theirs, one flag:
+The attacked run has a config of the public launchers. `train` is a config of `launch.train`: its
+model is copied, or its members are inferred. `federate` is a config of `launch.federate`: messages
+of its clients are inverted, or some clients poison its rounds. So a defence is one flag:
 `--config.train.privacy.epsilon=8`, `--config.federate.compression=top_k`.
 """
 
@@ -70,12 +69,12 @@ class AttackConfig(WithChoices):
 
   @property
   def data(self) -> Any:
-    """Data of the attacked section."""
+    """Returns the data of the attacked section."""
     return attacked_config(self).data
 
   @property
   def model(self) -> Any:
-    """Model of the attacked section."""
+    """Returns the model of the attacked section."""
     return attacked_config(self).model
 
 
@@ -226,7 +225,7 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
 
 
 def _unread(config: AttackConfig) -> unread_lib.Unused:
-  """Fields of the attacked section that do not affect what an attacker sees."""
+  """Returns the fields of the attacked section that do not affect what an attacker sees."""
   if config.attack.section == "train":
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
     if getattr(config.attack, "target", None) is not None:  # whose run is accounted already

@@ -1,4 +1,4 @@
-"""Extraction as a run: a model of the public pipeline, and copies trained on its answers."""
+"""Model extraction as a run: a model of `launch.train`, and copies trained on its answers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _OF_RECORDS = "protects the records, not the model: a private model is copied as
 
 
 class Copied(NamedTuple):
-  """A model to be copied, and the thief's inputs."""
+  """The run of a model to copy, and the inputs that the attacker asks about."""
 
   run: central.Run
   queries: np.ndarray  # [most queries, ...]
-  held_out: np.ndarray  # [m, ...], on which copy and model are compared: never asked
+  held_out: np.ndarray  # [m, ...], never asked; copy and model are compared on them
   guarantee: Guarantee
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Copied:
-  """Builds the run, and splits the test inputs: those not queried measure the copy."""
+  """Builds the run, and splits the test inputs into queries and inputs that compare the copy."""
   run = central.assemble(config.train, loaded, random)
   asked = max(config.attack.num_queries)
   x = np.asarray(run.test.x)
@@ -50,14 +50,14 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> C
 
 
 def phase(config: AttackConfig, attacked: Copied) -> Phase:
-  """Returns the phase of `launch.train`. The result reports its guarantee as that of the
-  attacked run."""
+  """Returns the phase of `launch.train`, without its guarantee: the result states that as the
+  attacked run's."""
   return central.phase(config.train, attacked.run)._replace(guarantee=None)
 
 
 def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAttack:
-  """Fidelity of a copy for each number of queries, beside a constant guess of the commonest
-  answer."""
+  """Returns a copy's fidelity for each number of queries, and that of always guessing the most
+  common answer."""
   run = attacked.run
   attack = config.attack
   params = training.eval_params(state)
@@ -94,7 +94,7 @@ def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAtta
 
 
 def verdict(row: attacks.Agreement, guess: Counted) -> str:
-  """Judges a defence: it fails where the copy agrees more often than one constant answer.
+  """Returns the verdict: a defence fails where the copy agrees more often than a constant guess.
 
   >>> row = attacks.agreement(np.eye(2)[[0] * 50 + [1] * 50], np.eye(2)[[0] * 50 + [1] * 50],
   ...   num_queries=5)

@@ -60,8 +60,8 @@ def roc_report(
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
   """Draws the ROCs of attacks and the guarantee's `line` by `draw_curves`.
 
-  The axes begin at what one record is worth: a curve further to the left would show a rate that
-  so few records cannot, and seem to cross the line.
+  The axes begin at the rate of one record. Further left, so few records cannot resolve a rate, and
+  the curve would seem to cross the line.
   """
   left = min(1 / max(c.num_members, c.num_non_members) for c in curves.values())
   rates = np.geomspace(min(left, _LEFT), 1, 200)

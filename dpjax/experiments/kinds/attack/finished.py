@@ -1,7 +1,7 @@
 """An attack on a finished run of `launch.train`, given its folder alone.
 
-The folder says everything: config.json which data, model and training, params.npz the target,
-result.json what is promised. Shadow models are trained by the run's own config.
+In the folder, config.json names data, model and training, params.npz is the target, and result.json
+states the guarantee. Shadow models are trained with the run's own config.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import provenance, workdir, writers
 from dpjax.validate import UserError
 
-# Fields of the run alone: its shadows have no evaluation, release, checkpoints or budget.
+# Fields reset for shadow models, which have no evaluation, release, checkpoints or budget.
 _OF_RUN = ("eval_every", "checkpoint_every", "diagnostics", "seed", "release")
 _OF_RUN += (*TrainConfig.where, "privacy.epsilon_budget", "safetensors")
 
 
 def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConfig:
-  """Membership inference on the model in a folder of `launch.train`.
+  """Returns the config of membership inference on the model in a folder of `launch.train`.
 
   Args:
-    num_shadows: models that are trained beside it, each on half of all records.
+    num_shadows: number of shadow models, each trained on half of all records.
 
   Raises:
-    UserError: one line: no folder of such a run, one that is not finished, without params.npz, of
-      another version of dpjax, audited (its records are not the data's alone), or changed.
+    UserError: no folder of such a run; or the run is not finished, has no params.npz, is of another
+      version of dpjax, was audited (so canaries are among its records), or was changed.
   """
   path = pathlib.Path(folder)
   at = f"run={str(folder)[-100:]!r}"

@@ -1,8 +1,8 @@
 """Inversion of clients' messages as a run: each client of the federation is the victim
 once.
 
-With a secure sum the adversary, the server, has no message: it inverts the mean over a cohort,
-one cohort after the other, as the mean of what it simulates of that many clients.
+With a secure sum, the adversary (the server) gets no single message. It inverts the mean over each
+cohort in turn, by simulating the mean of that many clients.
 """
 
 from __future__ import annotations
@@ -40,19 +40,18 @@ _SHOWN = 8  # images in a picture
 
 
 class Victims(NamedTuple):
-  """The messages of a federation's clients in one round, and the simulation that makes
-  them."""
+  """The clients' messages in one round, and the adversary's simulation of them."""
 
   truths: list[Example]  # of each client, leaves [b, ...]
   params: Any  # that every client has received
   send: Any  # (client) -> its message, with its own noise and codes
-  guess: attacks.View  # what the adversary simulates: neither
+  guess: attacks.View  # the adversary's simulation, without noise and codes
   batches: LocalBatches  # [S, B], of every client
   num_classes: int
   random: RunKeys
   guarantee: Guarantee
   note: str  # on the guarantee
-  together: int  # clients in what is seen: 1, or a cohort under a secure sum
+  together: int  # clients in one message: 1, or a cohort with a secure sum
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Victims:
@@ -62,7 +61,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
   count = _size(federation)
   task, model, params = federated.start(federate, federation, random)
   if config.attack.uniform_init is not None:
-    # Papers on inversion attack networks with wide uniform weights.
+    # Papers on inversion attack networks whose weights are uniform in a wide range.
     width: float = config.attack.uniform_init
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(random.init, len(leaves))
@@ -100,7 +99,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
     bound = None if mechanism is None else mechanism.l2_clip_norm
     seen, show = _cohorts(truths, send, aggregator, together)
     guess = _mean_view(guess, together, bound)
-  # "both" also guarantees the server's release; its epsilon is that of the server's noise
+  # For "both" the stated epsilon comes from the server's noise, so it gets the note.
   hidden = federate.privacy.method in privacy.SUMMED
   return Victims(
     truths=seen,
@@ -119,7 +118,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
 def _cohorts(
   truths: list[Example], send: Any, aggregator: Any, together: int
 ) -> tuple[list[Example], Any]:
-  """(the examples of each cohort, its message to the server)."""
+  """Returns (the examples of each cohort, cohort -> its message to the server)."""
   if len(truths) % together:
     raise UserError(
       f"must divide partition.num_clients={len(truths)}, so that each client is in one sum",
@@ -140,10 +139,10 @@ def _cohorts(
 
 
 def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
-  """Returns a cohort's mean, as if its clients held these examples, equally many each.
+  """Returns a view: examples, dealt equally to a cohort's clients -> the mean of their messages.
 
   Args:
-    bound: each message is clipped to it; None: not at all.
+    bound: norm to which each message is clipped; None: no clip.
   """
 
   def clipped(message: Any) -> Any:
@@ -162,7 +161,7 @@ def _mean_view(view: attacks.View, together: int, bound: float | None) -> attack
 
 
 def _size(federation: Any) -> int:
-  """Number of examples of every client, which must be equal: one attack serves all."""
+  """Returns the number of examples of a client. Raises UserError unless all have equally many."""
   sizes = sorted({len(rows) for rows in federation.indices})
   if len(sizes) > 1 or sizes[0] == 0:
     raise UserError(
@@ -178,7 +177,7 @@ def _size(federation: Any) -> int:
 
 
 def phase(config: AttackConfig, attacked: Victims) -> Phase:
-  """Returns a phase that sends and inverts one message a step."""
+  """Returns a phase that sends and inverts one message in each step."""
   invert = _inverter(config, attacked)
   first = attacked.truths[0]
   number = len(attacked.truths)
@@ -208,8 +207,8 @@ def phase(config: AttackConfig, attacked: Victims) -> Phase:
 
 
 def _inverter(config: AttackConfig, attacked: Victims) -> Any:
-  """(message, truth, client) -> (examples [b, ...], labels [b]). The truth gives only its
-  shape, and its labels where the config calls them known."""
+  """Returns a function (message, truth, client) -> (examples [b, ...], labels [b]). It uses only
+  the truth's shape, and its labels where the config calls them known."""
   method = config.attack
   shape = np.shape(attacked.truths[0].x)
 
@@ -246,7 +245,7 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
 def _by_division(
   method: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the client's examples as a dense first layer shows them, and their labels."""
+  """Returns examples read from the message of a dense first layer, and their labels."""
   del place
   size = truth.x[0].size
   try:
@@ -272,7 +271,7 @@ def measured(
 ) -> MeasuredAttack:
   """Returns the results of an attack, and a function that writes its picture.
 
-  They hold successes by each measured criterion, correct labels and leakage scores.
+  The results hold successes by each criterion, correct labels and leakage scores.
   """
   truth = np.concatenate([np.asarray(truth_of.x) for truth_of in attacked.truths])
   recovered = np.asarray(state["found"]).reshape(truth.shape)
@@ -319,7 +318,7 @@ def measured(
 
 
 def in_common(truth: np.ndarray, labels: np.ndarray) -> int:
-  """Number of a batch's labels that were found, in any order."""
+  """Returns how many labels of a batch were found, in any order."""
   return (Counter(truth.tolist()) & Counter(labels.tolist())).total()
 
 

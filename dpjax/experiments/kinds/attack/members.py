@@ -1,4 +1,4 @@
-"""Membership inference as a run: models on random halves, each the target once."""
+"""Membership inference as a run: models on random halves of the data; each is the target once."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import NeighboringRelation, Params
 from dpjax.validate import UserError
 
-_LOOKS = len(attacks.FPRS) + 1  # at which a verdict is reached: each rate, and the AUC
+_LOOKS = (
+  len(attacks.FPRS) + 1
+)  # tests behind a verdict (Bonferroni): each rate, and the AUC
 _PROMISED = (
   "epsilon", "delta", "neighboring_relation", "unit", "epsilon_kind", "accountant",
   "noise_multiplier",
 )  # fmt: skip
-# least rate of the curves in result.json, and below it their number
+# Smallest rate of the curves in result.json, and their number of points.
 _LEFT = 1e-4
 _COUNT = 81
 # Test records that quantile regression learns from; more would take its trees minutes.
 _MOST_PUBLIC = 2000
 _QUANTILE_FPR = 0.01
-# Half of them must resolve that rate.
+# Half of these records must suffice to resolve that rate.
 _LEAST_PUBLIC = 198
 _UNTOLD = "no result.json of these parameters stands beside the target"
 
@@ -46,7 +48,7 @@ _UNTOLD = "no result.json of these parameters stands beside the target"
 class Targets(NamedTuple):
   """A target and its shadows, before they are trained."""
 
-  records: data.Dataset  # all that an attacker asks about
+  records: data.Dataset  # all records whose membership is inferred
   included: (
     np.ndarray
   )  # [M, n] bool, who trains on what; all M models are targets, or none is
@@ -72,10 +74,9 @@ class MeasuredAttack(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Targets:
-  """Deals the records and builds the run that is attacked, for one half of them.
+  """Divides the records, and builds the attacked run for one half of them.
 
-  Who is in which half follows from the seed and the data alone, so that defences are
-  measured on the same targets.
+  The halves depend only on the seed and the data, so that all defences face the same targets.
   """
   train, test = loaded
   settings = config.attack
@@ -98,7 +99,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   count = settings.num_shadows + (settings.target is None)
   included = _halves(config, count, len(records), random)
   size = int(included.sum(axis=1).max())
-  # the attacked run is that of one half, and every half has its own plan
+  # The attacked run trains on one half, so its plan is for the size of a half.
   records = records.declared(size)
   half = records.subset(slice(0, size))
   run = central.assemble(config.train, (half, test), random)
@@ -134,7 +135,7 @@ def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.n
 
 
 def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.ndarray:
-  """Random members by coins, or exact halves for samplers that need data of one size."""
+  """Returns random members [count, n], by coins; exact halves where the sampler needs one size."""
   least = 2 * config.attack.num_shadows
   if n < least:
     raise UserError(
@@ -156,20 +157,19 @@ def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.nda
 
 
 def facts_of_run(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
-  """Returns the guarantee that the target's run states: that of the result.json beside its
-  params.npz, if it belongs to these exact parameters. Another config's epsilon does not
-  cover them.
+  """Returns the guarantee in the result.json beside the target's params.npz, if that belongs to
+  these exact parameters. The epsilon of any other run does not cover them.
 
-  Raises UserError if its run had other data, so that its members are not those of `train`.
+  Raises UserError if the target's run had other data, so that `train` names other members.
   """
   config = pathlib.Path(path).parent / workdir.CONFIG
   none = dict.fromkeys(_PROMISED)
   result = saved.result_of(path, params)
   if result is None:
     return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
-  # location of the data and declared number of records: the data stay the same
+  # These fields do not change the data: their location, and declared numbers.
   apart = ("data_dir", "num_examples", "num_users")
-  # A file of another program, or without an object, tells nothing about its data.
+  # A config.json that holds no object does not name the data.
   held = writers.read_json(config) if config.exists() else {}
   said = held.get("data", {}) if isinstance(held, dict) else {}
   wanted, known = (
@@ -193,8 +193,8 @@ def facts_of_run(path: str, params: Params, train: TrainConfig) -> dict[str, Any
 
 
 def phase(config: AttackConfig, attacked: Targets) -> Phase:
-  """Returns a phase that trains one group of models a step, and queries them about all
-  records."""
+  """Returns a phase that trains one group of models in each step, and queries each model about
+  all records."""
   both = attacked.included.shape  # models, records
   width = config.attack.side_by_side
   asked = _questions(attacked, config.attack.queries)
@@ -222,8 +222,8 @@ def phase(config: AttackConfig, attacked: Targets) -> Phase:
 
 
 def _questions(attacked: Targets, queries: int) -> Any:
-  """(params, index) -> answers of one model: log odds [queries * n], confidences [n] of the
-  original records, accuracy."""
+  """Returns a function (params, index) -> one model's answers: log odds [queries * n], top
+  confidences [n] of the original records, accuracy."""
   run = attacked.run
   records = attacked.records
   shift = max(1, min(np.shape(records.x)[1:3], default=1) // 8)
@@ -295,8 +295,8 @@ def _scored(
 def scores(
   config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-  """(scores by method, membership, log odds), each [targets * n]: every model is the target
-  once."""
+  """Returns (scores by method, membership, log odds), each [targets * n]: each model is the
+  target once, or the given target alone."""
   odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
   asked_odds = np.split(odds, config.attack.queries, axis=1)  # of each query [M, n]
   if attacked.target is not None:
@@ -333,7 +333,7 @@ def scores(
 def measured(
   config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
 ) -> MeasuredAttack:
-  """Rates, verdicts and curves of every method, beside the guarantee's line."""
+  """Returns rates, verdicts and curves of every method, and what the guarantee allows."""
   by_method, members, odds = scores(config, attacked, state)
   leakages = {
     name: attacks.measure(scores_of, members) for name, scores_of in by_method.items()
@@ -381,7 +381,7 @@ def measured(
 
 
 def strongest(leakages: Mapping[str, attacks.Leakage], num_targets: int) -> dict[str, Any]:
-  """Picks the strongest method: the largest TPR at 1 % FPR, then the largest AUC.
+  """Returns the strongest method: the largest TPR at 1 % FPR, then the largest AUC.
 
   >>> truth = np.arange(400) < 200
   >>> scores = {"blind": np.zeros(400), "sure": truth + 0.0}
@@ -417,8 +417,8 @@ def _lower_bounds(
 ) -> dict[str, Any]:
   """Returns lower bounds on a target's epsilon, from its scores and from perfect ones.
 
-  Indicative, no proof: who trained was decided by the data set, not by coins, and the records
-  share one training. All methods hold together at 95 % (Bonferroni).
+  They are indicative, not proved: the data set decided who the members are, not coins, and all
+  records share one training. The bounds of all methods hold together at 95 % (Bonferroni).
   """
   confidence = 1 - 0.05 / len(by_method)
   delta = facts.get("delta") or 0.0
@@ -474,13 +474,12 @@ def verdict(
   private: bool = False,
   num_targets: int = 1,
 ) -> str:
-  """Judges a defence by the attack. Members that are recognised are leakage, which a
-  guarantee bounds but does not forbid. Without a guarantee the defence fails. No attack
-  shows that a defence holds.
+  """Returns the verdict on a defence. Recognised members are leakage, which a guarantee bounds
+  but does not forbid; without a guarantee the defence fails. No attack shows that one holds.
 
   Args:
-    num_targets: models whose scores were pooled. The same records are asked of each, so the AUC's
-      interval is as wide as that of one.
+    num_targets: models whose scores were pooled. All are asked about the same records, so the
+      AUC's interval is as wide as for one model.
 
   >>> truth = np.arange(4000) >= 2000
   >>> verdict(attacks.curve_of(truth + 0.0, truth), None)
@@ -503,8 +502,8 @@ def verdict(
 
 
 def _curves(leakages: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
-  """Returns the most true positives at several rates, and the allowed ones. Rates that need
-  more records are left out: there the curve would seem to cross the line."""
+  """Returns the largest true positive rate at several false positive rates, and the allowed ones.
+  Rates too small for the number of records are left out: curves would seem to cross the line."""
   least = 1 / min(leakage.num_non_members for leakage in leakages.values())
   points = np.geomspace(max(_LEFT, least), 1, _COUNT)
   curves = {"fpr": points.tolist()}

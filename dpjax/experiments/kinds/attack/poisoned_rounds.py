@@ -46,10 +46,10 @@ class Poisoned(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Poisoned:
-  """Builds the attacked run, and chooses attackers by the seed alone: all defences face the
-  same ones.
+  """Builds the attacked run, and chooses attackers by the seed alone, so that all defences face
+  the same attackers.
 
-  Raises UserError for no attacker, labels that the data do not have, records that take no trigger.
+  Raises UserError for no attacker, labels that the data lack, or records that fit no trigger.
   """
   run = federated.assemble(config.federate, loaded, random)
   settings = config.attack
@@ -71,8 +71,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
   except UserError as error:
     field = error.field.removeprefix("trigger.")
     raise error.of(field=field).within("attack") from error
-  # States how far an epsilon of this run holds against its own clients. A method without
-  # its own note gets one if its noise is simulated.
+  # The note says how far an epsilon of this run binds its own clients. Methods without a note
+  # of their own get one for simulated noise.
   usual_note = _SIMULATED if run.guarantee.kind == "simulated" else ""
   return Poisoned(
     run=run,
@@ -85,7 +85,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
 
 
 def _tolerates(config: AttackConfig) -> int | None:
-  """Attackers tolerated in a cohort of the drawn size. None: each client is bounded
+  """Returns how many attackers in a cohort the aggregator tolerates. None: each client is clipped
   instead, or the aggregator is a user's own."""
   federate = config.federate
   if federate.privacy.method in privacy.CENTRAL:
@@ -127,8 +127,8 @@ def phase(config: AttackConfig, attacked: Poisoned) -> Phase:
 
 
 def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
-  """Runs all rounds, with these attackers among the clients. Their lie bypasses the last
-  parts of an honest client: its noise and compression."""
+  """Runs all rounds, with these attackers among the clients. Their messages skip the noise and
+  compression of an honest client."""
   run = attacked.run
 
   def colluding(aggregator: Aggregator) -> Aggregator:
@@ -204,7 +204,7 @@ def _counts_or_none(counted: Counted | None) -> dict[str, Any] | None:
 
 
 def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:
-  """Judges a defence by the attack. A defence claims nothing beyond its breakdown point.
+  """Returns the verdict on a defence, which claims nothing beyond its breakdown point.
 
   Args:
     private: whether the server's noise makes a user's epsilon, which bounds one client.

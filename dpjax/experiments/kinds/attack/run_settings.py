@@ -1,4 +1,4 @@
-"""Settings of the attacks that share limits with runs; see `attack_settings`."""
+"""Settings of the attacks that need limits of runs (`rules`); see `attack_settings`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dpjax.experiments.config import rules
 from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
 
-# By quantile regression, which needs records that are certainly no members.
+# Name of quantile regression, which needs records that are certainly no members.
 QUANTILES = "quantile_regression"
 # The first three use more, or less, than log odds: all confidences, the mean training loss, or
 # the test records.
 MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, *attacks.MEMBERSHIP_ATTACKS)
-# With fewer, a record may be in all shadows or in none, for some target.
+# With fewer shadows, for some target a record may be in all of them or in none.
 LEAST_SHADOWS = 4
 _STEPS = rules.between(1, rules.MOST_STEPS)
 
@@ -253,7 +253,7 @@ class Fishing(Imprint):
     try:
       return attacks.fish(trap, self.label, layer=self.head)
     except UserError as error:
-      # The setting that names the last layer is called otherwise here.
+      # `attacks.fish` calls the last layer `layer`; its setting here is `head`.
       field = "head" if error.field.startswith("layer") else error.field
       raise error.of(field=f"attack.{field}") from error
 

@@ -30,7 +30,7 @@ _NOTE = (
 )
 # Rows that one panel holds.
 _MANY = 12
-# What was counted, in tables of earlier versions that do not say so.
+# Method -> what was counted, for tables of earlier versions, which do not say it.
 _SHARES = {"inversion": "recovered exactly, of the records"}
 _AT_1_PERCENT = "true positives at 1 % false ones, of members"
 _COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", "verdict")
@@ -44,7 +44,7 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
   """
   of_all = []
   for result in results:
-    # A task that dpjax does not know brings its own rows.
+    # The result of a user's own task holds its rows.
     known = _ROWS.get(result["task"])
     rows = result["rows"] if known is None else known(result)
     of_all += [_common(result) | row for row in rows]
@@ -189,7 +189,7 @@ _ROWS = {
 
 
 def markdown(rows: Sequence[Row]) -> str:
-  """The rows as a Markdown table."""
+  """Returns the rows as a Markdown table."""
   columns = [*_COLUMNS] + ["published"] * any(row["beside"] for row in rows)
   lines = []
   for row in rows:
@@ -325,7 +325,7 @@ def figure(
     handles |= _draw_points(axes, alike, place, look)
   for axes, ((share, name), alike) in zip(grid[len(rocs) :], rates.items()):
     handles |= _draw_rates(axes, alike, share, name, look, panel_width=look.width / wide)
-  # Where all panels count the same, the lowest of each column say what.
+  # Where all panels count the same, only the lowest of each column has a label.
   if not rocs and len({share for share, _ in rates}) == 1:
     for axes in grid[: max(0, number - wide)]:
       axes.set_xlabel("")
@@ -352,7 +352,7 @@ def _panels_of_rates(
   panels: dict[tuple[str, str], list[Row]] = {}
   for share, alike in counted.items():
     attacks = list(dict.fromkeys(row["attack"] for row in alike))
-    # Many rows are told apart by a panel for each attack.
+    # Many rows would be illegible in one panel, so each attack gets its own.
     if len(alike) <= _MANY or len(attacks) == 1:
       panels[share, ""] = alike
       continue

@@ -42,7 +42,7 @@ def check(config: AuditConfig) -> None:
 
 
 def score(config: AuditConfig) -> str:
-  """Returns the score that recognises canaries: `auto` is the strongest of their kind."""
+  """Returns the score of canaries: for `auto`, "sums" for kind "gradient", else "loss"."""
   if config.score != "auto":
     return config.score
   return "sums" if config.kind == "gradient" else "loss"
@@ -56,7 +56,7 @@ def in_gradients(config: TrainConfig) -> bool:
 def beside(
   config: TrainConfig, params: Params, apply: Callable[..., Any]
 ) -> tuple[Params, Callable[..., Any]]:
-  """Returns parameters and model of a run, with those of canaries beside them where needed."""
+  """Returns (params, apply); canaries with parameters of their own get them under other keys."""
   if not in_gradients(config):
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)
@@ -82,7 +82,7 @@ def loss(
 def watched(
   config: TrainConfig, tx: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-  """Returns the optimizer, after a sum of the noisy gradients where canaries are gradients."""
+  """Returns the optimizer; where canaries are gradients, noisy gradients are summed before it."""
   return optax.chain(auditing.canary_sums(), tx) if in_gradients(config) else tx
 
 

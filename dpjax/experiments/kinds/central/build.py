@@ -86,10 +86,10 @@ class OnData(Config, Protocol):
 
 
 def digest(config: TrainConfig) -> bytes:
-  """Returns the public digest of everything in the config that shapes the run.
+  """Returns the public digest of all fields of the config that decide what the run computes.
 
-  It leaves out where data lie and on which devices it runs, so that a run can be repeated on
-  another machine. An audit that is switched off is left out, too.
+  Left out are the places of data, the devices and the writer, so that a run can be repeated on
+  another machine; and an audit that is switched off.
   """
   fields = config_names.without_places(to_dict(config))
   for name in config.where:
@@ -100,8 +100,7 @@ def digest(config: TrainConfig) -> bytes:
 
 
 def run_keys(config: TrainConfig, data: bytes) -> RunKeys:
-  """Returns keys that depend on the seed, on everything else in the config and on the
-  data.
+  """Returns keys that depend on all that `digest` covers, the seed included, and on the data.
 
   Args:
     data: `dpjax.data.digest` of the training data, before canaries.
@@ -125,20 +124,24 @@ class Run(NamedTuple):
   train: Any
   test: Any
   task: Task
-  # of ONE example, augmentation included: the function that is clipped; refuses where the
-  # loss has none
+  # loss of ONE example, with augmentation, whose gradient is clipped; a contrastive loss has
+  # none, so this refuses every call
   loss_fn: LossFn
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
-  first_steps: Algorithm | None = None  # in the same states, where they train less
-  pretrained_on: Sequence[str] = ()  # data that the first parameters know, the last first
+  first_steps: Algorithm | None = (
+    None  # for first steps that train less, on the same states
+  )
+  pretrained_on: Sequence[
+    str
+  ] = ()  # data that the first parameters were trained on, last first
   # statistics that normalise `train` and `test`
   statistics: normalization.Released | None = None
   mesh: Mesh | None = None  # devices, where there are several
   keyed: bool = False  # whether every example gets a key of its own, `example.key`
   optimizer: Any = None  # the Optax transformation behind the private gradient
-  save: Callable[..., None] = lambda folder, params: None  # more than params.npz
-  tokenizer: dict[str, Any] | None = None  # facts of the one that reads the texts
+  save: Callable[..., None] = lambda folder, params: None  # writes files beside params.npz
+  tokenizer: dict[str, Any] | None = None  # facts of the tokenizer of the texts
 
 
 @bounds.names_fields
@@ -199,13 +202,13 @@ def _check_schedule_free(config: TrainConfig) -> None:
 
 @bounds.names_fields
 def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
-  """(train, test), preprocessed by public constants only.
+  """Loads (train, test), preprocessed by public constants only.
 
   Args:
-    features: compute those that the model needs; `dpjax.data.digest` is the same without.
+    features: whether to compute the features of the model; they do not change `data.digest`.
   """
   kept = data.cache.folder()
-  # Reading the data and computing features may take an hour.
+  # Checked first, since reading the data and computing features may take an hour.
   if features and kept is not None and models.needs_features(config.model.name):
     data.cache.check_folder(kept)
   train, test = data_section.load(
@@ -244,10 +247,9 @@ def load_resident(config: TrainConfig) -> tuple[Any, Any]:
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
   """Returns the first `config.limit` examples, and declares that number.
 
-  Neighbouring data sets are those AFTER the limit: a row that is taken out of them leaves one
-  less. (Before it, a row that goes would let another one in, and two rows would differ.) More
-  than the declared number is refused: then the number that a config states would not be the
-  number that the run treats as public.
+  Neighbouring data sets are compared AFTER the limit, where removing a row leaves one row less.
+  (Before the limit, removing a row would let another one in, so two rows would differ.) A limit
+  above the declared number is refused, since the run treats the limit as the public number.
   """
   if config.limit is None:
     return train
@@ -271,14 +273,12 @@ def init_params(
   """Calls `model.init(key, first)`.
 
   Raises:
-    UserError: the model cannot be built with its options on examples of this shape, in
-      whatever way it fails: a module checks its fields where it is first applied; or it has
-      more parameters than the machine has memory for.
+    UserError: the model cannot be built with its options on examples of this shape, whatever the
+      error (modules check their fields when first applied); or its parameters exceed the memory.
   """
   try:
     with bounds.of_model(config):
-      # Shapes first: a model too large for the machine is refused before memory is
-      # allocated.
+      # Shapes first, so that a model that is too large is refused before it takes memory.
       shapes = jax.eval_shape(model.init, key, first)
     # Models of dpjax hold parameters alone.
     if names.is_path(config.name):
@@ -325,7 +325,7 @@ def optimizer(
 
 
 def memory_budget(config: TrainConfig) -> float | None:
-  """Bytes that a microbatch may take; None where no budget is set."""
+  """Returns the bytes that a microbatch may take; None where no budget is set."""
   return None if config.memory_budget_gb is None else config.memory_budget_gb * 1e9
 
 
@@ -335,9 +335,9 @@ def start(
   """Returns (the task on a data set, the model, its first parameters)."""
   task = make_task(config, dataset)
   name = config.model.name
-  # `load_data` has already standardised the features of a scattering model
+  # `load_data` has already standardised scattering features, so the model must not.
   fixed = {"num_groups": None} if models.needs_features(name) == "scattering" else {}
-  # only the shape of an example, never an example: no model may start from a record
+  # Zeros of an example's shape: the first parameters must not depend on any record.
   first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
   first = first[:, 0] if of_users(dataset) else first
@@ -371,8 +371,8 @@ def assemble(
   loaded: tuple[Any, Any] | None = None,
   random: RunKeys | None = None,
 ) -> Run:
-  """Builds every object of a run, deterministically from (config, data, keys). The
-  keys default to those of config and data."""
+  """Builds every object of a run, deterministically from its arguments. None: the data that
+  the config names, and the keys of config and data (`run_keys`)."""
   check(config)
   if config.privacy.method == "least_squares":
     reason = "has no steps, which are needed here; 'dp_sgd' has"
@@ -389,7 +389,7 @@ def assemble(
   keyed = augmented or task.keyed
   trained = starting_point.trained(config, task, model, params, random.init)
   params, apply = audit.beside(config, trained.params, trained.apply)
-  # Before canaries, which remove or replace rows.
+  # Computed before canaries are inserted, which remove or replace rows.
   num_examples = privacy.public_size(config, train)
   # Batches check the capacity for this number, also where the config declares it.
   train = train.declared(num_examples)
@@ -487,9 +487,9 @@ def inputs_writer(
 ) -> Callable[[pathlib.Path], None]:
   """Returns a function that writes the public facts of a model's inputs into the run's folder.
 
-  They are read now: a declaration that is gone at the end of a run must not cost the run.
+  The facts are read now, since a declaration may be gone at the end of the run.
   """
-  # Imported here: the launcher's start is not to wait for it.
+  # Imported here, to keep the launcher's start fast.
   from dpjax.data.identity import source_shape
   from dpjax.experiments.run import model_inputs
 
@@ -505,13 +505,13 @@ def inputs_writer(
 
 
 def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
-  """The job of a training run.
+  """Returns the job of a training run.
 
   Args:
-    loaded: what `load_data` returns, to share them between runs.
+    loaded: result of `load_data`, to share it between runs; None: it is loaded.
   """
   check(config)
-  # Before the digest, and again after the weights are read: both are of the same weights then.
+  # Compared again once the weights are read: the keys must follow from the weights that are used.
   sources = names.sources({"pretrained": config.pretrained})
 
   def whole(*parts: Any) -> Phase:
@@ -543,8 +543,8 @@ def job_on_data(
   """Returns the job of a run with one training on the data of its config.
 
   Args:
-    named: digest of the config. load: its data, as `load_data`. complete: those with their
-      features, as `with_features`. loaded: given ones.
+    named: digest of the config. load: reads its data, like `load_data`. complete: adds
+      features to them, like `with_features`. loaded: data with features, or None.
     phase: (data, keys) -> phase.
   """
   # The digest and the start both need the data, which are read only once.
@@ -553,8 +553,7 @@ def job_on_data(
   def start(random: RunKeys) -> Schedule:
     if loaded is not None or not models.needs_features(config.model.name):
       return single(phase(read(), random))
-    # Features are computed here: a digest needs none, so a finished run does not compute
-    # them.
+    # Computed only here: a digest needs no features, so a finished run never computes them.
     complete_data = complete(config, read())
     # The inputs of the features need not stay in memory.
     read.cache_clear()
@@ -575,8 +574,8 @@ def job_on_data(
 def batches(run: Run, start: int = 0) -> Generator[Any]:
   """Yields the batches of the steps from `start` on, placed on the devices.
 
-  Data that lie in files are read in a thread, while the batch before is trained on. The thread
-  ends with the generator.
+  A thread reads data in files while the previous batch is trained on. Closing the generator ends
+  the thread.
   """
   split = None
   placed = {}
@@ -595,7 +594,7 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
 
 
 def _program(run: Run, step: Any) -> StepProgram:
-  """A jitted step, lowered for the devices of a target, on a batch of the run's shape."""
+  """Lowers a jitted step for the devices of a target, on a batch of the run's shape."""
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
   mesh = run.mesh
@@ -603,7 +602,7 @@ def _program(run: Run, step: Any) -> StepProgram:
   if mesh is None:
     state, batch = processes.made_for.on_device((state, batch))
   else:
-    # As `batches` and `dp_sgd` place them.
+    # State and batch are placed like in `dp_sgd` and `batches`.
     apart = gradients.row_sharding(mesh)
     rows = gradients.whole_rows(rows, mesh) // mesh.shape[gradients.DATA]
     batch = jax.eval_shape(functools.partial(gradients.split_rows, mesh), batch)
@@ -635,8 +634,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     with bounds.renamed(config, memory_budget="memory_budget_gb", method="grad_method"):
       # A step is complete after its last slice.
       for batch in slices:
-        # Reading `state.step` waits for the device. Runs without special first steps never
-        # do.
+        # Reading `state.step` waits for the device, so only runs with special first steps do.
         early = num_first and int(state.step) < num_first
         state, info = (first if early else later)(state, batch)
     return state, info

@@ -1,10 +1,10 @@
 """Typed configuration of a training run, which a config file returns.
 
-Units: norms in gradient units, steps in optimizer updates. Fields left at None are
-solved for (`noise_multiplier` from `epsilon`) or chosen safely (`capacity`). A name of a
-model, loss, data set, optimizer or sampler may be a user's own, `package.module:name`; see
-`dpjax.experiments.config.user_code`. A field with a `Choice` holds a frozen value of the
-library, by its name or as it is; `dpjax.experiments.config.fields` says how it is written.
+Units: norms in gradient units, steps in optimizer updates. Fields left at None are computed
+(`noise_multiplier` from `epsilon`) or chosen safely (`capacity`). A model, loss, data set,
+optimizer or sampler may be a user's own, as `package.module:name`; see
+`dpjax.experiments.config.user_code`. A field with a `Choice` holds a frozen value, which may be
+given by name; see `dpjax.experiments.config.fields`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
 
-# The loss of a whole batch, of two views: `kinds.central.embeddings`.
+# Name of the loss of a whole batch, from two views of each image: `kinds.central.embeddings`.
 CONTRASTIVE = "contrastive"
 _AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
 
@@ -330,8 +330,7 @@ class AuditConfig:
 class TrainConfig(WithChoices):
   """A whole training run."""
 
-  # Devices, places of data and the writer of metrics: a run may continue with others, and keeps
-  # its noise and batches.
+  # Fields that may differ when a run continues, which keeps its noise and batches.
   where: ClassVar[tuple[str, ...]] = ("mesh", "resident", "writer")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)

@@ -1,7 +1,7 @@
-"""`loss='contrastive'`: embeddings of two views, for data that nobody owns; never private.
+"""`loss='contrastive'`: embeddings of two views, for public data; such a run is never private.
 
-The outputs of the network are the embedding; a run that begins from it (`pretrained`) has
-other outputs, so it takes the layers below and begins with a last layer of its own.
+The outputs of the network are the embedding. A run that starts from it (`pretrained`) has other
+outputs, so it takes all layers except the last, which starts afresh.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ _WHY = "is a loss of a whole batch, in which every example moves the gradient of
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for options that need a loss of one example.
-
-  Args:
-    config: of a run with this loss.
-  """
+  """Raises UserError for settings that a run with this loss cannot have."""
   if config.privacy.method != "sgd":
     raise UserError(
       f"{_SETTING}: needs privacy.method='sgd', not {config.privacy.method!r}: it {_WHY}, so "
@@ -55,7 +51,7 @@ def refuse(config: TrainConfig, section: str) -> None:
 
 
 def loss(apply: losses.Apply) -> LossFn:
-  """Placeholder for a loss of one example, which refuses every call."""
+  """Returns a placeholder for the loss of one example, which refuses every call."""
   del apply
 
   def of_one_example(params: Params, example: Example) -> Array:
@@ -72,8 +68,8 @@ def evaluate(
   *,
   batch_size: int = 500,
 ) -> dict[str, float]:
-  """Computes {"accuracy", "loss"}: the class of the nearest other image, and the loss of
-  two views of each. The views are the same every time, in batches."""
+  """Returns {"accuracy", "loss"}: how often the nearest other image has the same class, and the
+  mean loss of batches of two views. Every call uses the same views."""
   scored = _compiled(apply, augment_fn)
   # Every evaluation uses the same views, so that rows of one run can be compared.
   keys = jax.random.split(jax.random.key(0), len(dataset.y))

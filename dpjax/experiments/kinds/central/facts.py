@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def clip_norm(plan: Plan, scale: ArrayLike | None, name: str) -> dict[str, float]:
-  """Returns {name: clip norm of the next step} where it changes: public, or an output of
-  the mechanism."""
+  """Returns {name: clip norm of the next step}; {} where the norm is constant (`scale` None).
+  The norm is public, or an output of the mechanism."""
   return {} if scale is None else {name: plan.l2_bound * float(np.asarray(scale))}
 
 
 def scaling(config: TrainConfig) -> dict[str, Any]:
-  """Returns how coordinates are scaled; results without scaling have no such key."""
+  """Returns {"scaling": how coordinates are scaled}; {} without scaling."""
   chosen = fields.get(config, "privacy.scaling")
   return {} if chosen == "none" else {"scaling": chosen}
 
@@ -33,7 +33,7 @@ def scaling(config: TrainConfig) -> dict[str, Any]:
 def observed(
   config: TrainConfig, run: Run, state: training.TrainState, info: Any, step: int
 ) -> dict[str, float]:
-  """Returns the values of a metrics row beside scores and epsilon."""
+  """Returns the values of a metrics row other than scores and epsilon."""
   row = {"learning_rate": float(np.asarray(run.schedule(step - 1)))}
   row |= clip_norm(run.plan, training.clip_scale(state), "l2_clip_norm")
   # Losses and norms of a batch come from raw examples. A release must not contain them.
@@ -44,12 +44,12 @@ def observed(
 
 
 def pretrained(run: Run) -> dict[str, Any]:
-  """States on which data the first parameters were trained."""
+  """Returns the data that the first parameters were trained on, by key of result.json."""
   return {saved.PRETRAINED_ON: list(run.pretrained_on)} if run.pretrained_on else {}
 
 
 def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
-  """Returns facts that only central runs have, and that are known before the first step."""
+  """Returns the parts of a central run's result that are known before the first step."""
   plan = run.plan
   facts: dict[str, Any] = {
     "task": run.task.name,
@@ -68,7 +68,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   if plan.statistics is not None:
     facts["normalization"] = fields.name_of(config.privacy, "normalization")
     noise = plan.statistics.total_noise_multiplier
-    # without an epsilon their noise belongs to no guarantee
+    # Without an epsilon, the noise of the statistics belongs to no guarantee.
     facts |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
   facts |= pretrained(run) | starting_point.facts(config)
   if run.tokenizer is not None:
@@ -89,7 +89,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
 def of(
   config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
 ) -> dict[str, Any]:
-  """Returns the facts of `planned`, and those known only at the end."""
+  """Returns the parts of the result that are known only at the end."""
   used = 1 if run.mesh is None else run.mesh.size
   facts: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
   facts |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
@@ -98,7 +98,7 @@ def of(
   return facts | audit.facts(
     config,
     plan=run.plan,
-    # Without augmentation, whose randomness would blur the score.
+    # The loss without augmentation, whose randomness would add noise to the score.
     loss_fn=run.task.loss(run.apply),
     before=run.params,
     after=training.eval_params(state),

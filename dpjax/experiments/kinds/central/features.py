@@ -1,7 +1,7 @@
 """The inputs of models that take features; computed once, or read from a cache.
 
-Scattering features and those of patches know no data; those of public networks do
-(`public_features`).
+Features of scattering and of patches depend on no one's data. Features of public networks depend
+on the data that the networks were trained on (`public_features`).
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class ComputedFeatures:
   """Features of one data set, before they are computed."""
 
   shape: tuple[int, ...]
-  # all that decides a feature, so that a changed setting never reads old features
+  # everything that decides a feature, so that a changed setting never reads old ones
   settings: tuple[Any, ...]
   code: tuple[str, ...]  # modules that decide the last bit
   make: Callable[[], Iterator[np.ndarray]]
 
 
-# Features that know no data -> the module beside this one that computes them. Those of every
-# other name are of a public network.
+# Kind of features -> the module of this package that computes them; neither kind depends on
+# anyone's data. All other kinds are features of public networks.
 _OF_NO_DATA = {"scattering": "scattering_features", "patches": "patch_features"}
 
 
 def trained_on(model: str, data_name: str) -> tuple[str, ...]:
-  """Returns `public_features.trained_on`: the data that the features of a model know."""
+  """Returns the data that a model's features were trained on; () for none, or no features."""
   kind = models.needs_features(model)
   if kind is None or kind in _OF_NO_DATA:
     return ()
@@ -61,7 +61,7 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
 
 
 def noted(config: Any, promised: Any) -> Any:
-  """Returns the guarantee of a run, which says what its features and its tokenizer know."""
+  """Returns the guarantee, with the assumptions on the data behind features and tokenizer."""
   if known := trained_on(config.model.name, config.data.name):
     from dpjax.experiments.kinds.central import public_features
 
@@ -78,7 +78,7 @@ def tokenizer_facts(config: Any) -> dict[str, Any] | None:
 
 def _tokens(config: Any) -> Any:
   """Returns the module `public_tokenizers` for data that may have a tokenizer; else None."""
-  # The declaration of the data names it.
+  # A tokenizer is named in the declaration of the data.
   if not data.takes_declaration(config.data.name):
     return None
   return importlib.import_module("dpjax.experiments.kinds.central.public_tokenizers")
@@ -91,22 +91,22 @@ def featured(
   kept: pathlib.Path | None = None,
   resident: bool | None = True,
 ) -> Any:
-  """The data set as inputs of the model: the features of it, for one that takes features.
+  """Returns the data set as inputs of the model: its features, where the model takes features.
 
   Args:
-    standardized: scattering features: each example by itself; False: each channel in units of
-      its typical size. Those of a public network are always standardised by example.
-    kept: folder of features that earlier runs computed (`data.cache`); None: computed here.
-    resident: in memory; False: read from that folder as they are asked for; None: by size.
+    standardized: for scattering features: whether each example is standardised by itself; if
+      not, each channel is divided by its typical size. All other features always are.
+    kept: folder of the feature cache (`data.cache`); None: no cache.
+    resident: whether features lie in memory; False: read from `kept` when needed; None: by size.
 
   Raises:
-    UserError: no images, or of a size that the features do not take; features that are not to
-      lie in memory, and no folder; weights of a public network that are not installed.
+    UserError: no images, or images of an unsupported size; features outside memory without a
+      folder `kept`; weights of a public network that are not installed.
   """
   kind = models.needs_features(config.name)
   if kind is None:
     return dataset
-  # Imported here: few runs need any, and none needs all.
+  # Imported by name: few runs need features, and none needs every kind.
   home = _OF_NO_DATA.get(kind, "public_features")
   module = importlib.import_module(f"dpjax.experiments.kinds.central.{home}")
   computed = module.computed(config, dataset, standardized)
@@ -134,8 +134,8 @@ def featured(
 
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
-  """Names what decides the last bit of a feature beside settings: code, library, platform."""
-  # typical sizes are those of random images. By name: a package exports a function `scattering`
+  """Returns what decides a feature's bits beside the settings: code, library, device."""
+  # By name in sys.modules, since `dpjax.models` exports a function `scattering`, too.
   code = "".join(inspect.getsource(sys.modules[name]) for name in names)
   device = jax.devices()[0]
   return (
@@ -147,7 +147,7 @@ def _makers(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def counted(chunks: Iterable[np.ndarray], count: int, bar: Any) -> Iterator[np.ndarray]:
-  """Yields the same chunks, and moves a bar of percents."""
+  """Yields the same chunks, and updates a progress bar in percent of `count` examples."""
   done = 0
   for chunk in chunks:
     before = 100 * done // count

@@ -16,7 +16,7 @@ SAMPLERS = sampling.used_for("correlated noise")
 
 
 def check_levels(privacy: PrivacyConfig) -> None:
-  """Raises unless the noise levels are factors of some noise."""
+  """Raises UserError for noise levels that are no valid factors, or that have no noise to scale."""
   levels = privacy.noise_levels
   validate.factors(**{"privacy.noise_levels": levels})
   if privacy.method == "dp_sgd":
@@ -56,7 +56,7 @@ def _kind(privacy: PrivacyConfig) -> type[sampling.Sampler]:
 
 
 def check_passes(privacy: PrivacyConfig, sampler: str) -> None:
-  """Raises where a sampler by passes needs a whole number of steps per pass and has none."""
+  """Raises UserError unless a pass has a whole number of steps, given a sampler by passes."""
   sampling.check_passes(privacy.sampling_prob, sampler, name="privacy.sampling_prob")
 
 
@@ -73,7 +73,7 @@ def _size(privacy: PrivacyConfig) -> sampling.Sizing:
 def separation(privacy: PrivacyConfig) -> int:
   """Returns the least number of steps between two participations of one example.
 
-  It is a pass, unless the sampler lets it come back as soon as `separation` allows.
+  This is a pass, unless the sampler allows an example again after `separation` steps.
 
   >>> from dpjax.experiments.kinds.central.config import FtrlConfig
   >>> separation(PrivacyConfig(ftrl=FtrlConfig(sampler="cyclic_poisson", separation=4)))
@@ -89,10 +89,8 @@ def sampler(
   capacity: int,
   unit: str = "example",
 ) -> sampling.Sampler:
-  """Returns the sampler of a DP-FTRL run, over rows of one `unit` each.
-
-  Its expected batch is `sampling_prob` of them.
-  """
+  """Returns the sampler of a DP-FTRL run. One row is one `unit`, and the expected batch is
+  `sampling_prob` of all rows."""
   name = privacy.ftrl.sampler
   size = _size(privacy)._replace(
     num_examples=num_examples, num_steps=num_steps, padded_batch_size=capacity, unit=unit
@@ -115,8 +113,8 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   """
   apart = separation(privacy)
   noise = privacy.ftrl.strategy.make(num_steps, apart)
-  # with all members of a group in its step nothing is amplified, and any noise can be
-  # accounted
+  # Where a group takes part in its step as a whole, sampling does not amplify privacy, and any
+  # correlated noise can be accounted for.
   amplified = _kind(privacy).prob_in_turn(_size(privacy)) < 1
   if amplified and (noise.bands is None or noise.bands > apart):
     raise UserError(
@@ -130,7 +128,7 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
 
 
 def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:
-  """Returns the shape of the noise over the steps, and over groups by their shares."""
+  """Returns the shape of the noise over the steps, and over groups of layers by their shares."""
   privacy = config.privacy
   steps = config.num_steps
   return NoiseShape(

@@ -1,9 +1,9 @@
 """Normalisation of a model's inputs: each by itself, or by private statistics.
 
-Statistics are computed from the data that are trained on, canaries included; test data and
-canaries are normalised by the same. They are kept in the released params.npz alone, as what the
-mechanism released; normalised inputs are never written. A run that goes on computes them again,
-with the same key, and is refused where they are not the same, bit for bit.
+Statistics are computed from the training data, canaries included. They also normalise test data and
+canaries. The released params.npz holds them, as an output of the mechanism; normalised inputs are
+never written. A resumed run computes the statistics again with the same key, and is refused where
+any bit differs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
   Released = mechanisms.ChannelMoments | mechanisms.Spread
 
-# Option of a config -> its mechanism, by name: a run without statistics imports neither.
+# Option of a config -> name of its mechanism, so that other runs import neither.
 _MECHANISMS = {ByStatistics: "ChannelStatistics", Whitened: "Whitening"}
 # Name of the statistics beside the parameters in params.npz.
 RELEASED = "statistics"
@@ -58,7 +58,7 @@ def check(config: TrainConfig) -> None:
   if not is_private(config):
     return
   if config.privacy.method == "sgd":
-    # Never dropped with the other privacy fields: the model would get other inputs.
+    # Refused, not dropped like other privacy fields: the model would get other inputs.
     chosen = name_of(config.privacy, "normalization")
     raise UserError(
       "must be 'per_example' with privacy.method='sgd', which releases no statistics",
@@ -133,8 +133,7 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
     chunk = np.zeros((_CHUNK, *x.shape[1:]), x.dtype)
     for start in range(0, len(x), _CHUNK):
       rows = x[start : start + _CHUNK]
-      # Padded to one shape, whatever the number of rows: one compilation, and equal last
-      # bits.
+      # Padded to one shape for any number of rows, to compile once and get equal last bits.
       chunk[: len(rows)] = rows
       out[start : start + _CHUNK] = step(jnp.asarray(chunk))[: len(rows)]
     return out
@@ -146,14 +145,14 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
 def of_canaries(
   canaries: auditing.Canaries | None, statistics: Released
 ) -> auditing.Canaries | None:
-  """Returns the canaries as inputs of the model."""
+  """Returns the canaries, normalised like all inputs of the model."""
   if canaries is None:
     return None
   return canaries._replace(examples=normalized(canaries.examples, statistics))
 
 
 def beside(params: Params, statistics: Released | None) -> Params:
-  """Joins the parameters and the statistics, which they need."""
+  """Returns the parameters with the statistics of their inputs, if there are any."""
   if statistics is None:
     return params
   return {**dict(params), RELEASED: statistics._asdict()}

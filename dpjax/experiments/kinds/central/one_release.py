@@ -1,8 +1,8 @@
 """privacy.method='least_squares': a linear model from noisy sums of the data, in one release.
 
-There are no steps and no batches: every example is in the one release of `mechanisms.LeastSquares`,
-which is accounted as one Gaussian sum over all of them. Private statistics of the inputs
-(`privacy.normalization`) come before it and are part of the same epsilon.
+There are no steps and no batches. Every example is in the one release of `LeastSquares`, which is
+accounted as one Gaussian sum over all examples. Private statistics of the inputs
+(`privacy.normalization`) are released before, within the same epsilon.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dpjax.validate import UserError
 
 LEAST_SQUARES = "least_squares"
 _REPLACE = "replace_one"
-# Fields of steps, which a release at once does not have.
+# Fields that only runs with steps read.
 _OF_STEPS = ("trainable", "pretrained", "safetensors", "loss", "optimizer", "num_steps")
 _OF_STEPS += ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_STEPS += ("augmentation", "augmult", "ema_decay", "eval_every", "checkpoint_every")
@@ -50,7 +50,7 @@ _OF_STEPS += ("privacy.sampling_prob", "privacy.noise_levels")
 
 @dataclasses.dataclass(frozen=True)
 class WholeData(sampling.UnamplifiedSampler):
-  """Every example takes part in every step: noise alone, proved under each relation.
+  """Sampler that draws every example in every step, without amplification.
 
   Args:
     capacity: public bound on the number of examples; the release itself needs none.
@@ -73,7 +73,7 @@ class WholeData(sampling.UnamplifiedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     del seed, step
     if num_examples > self.capacity:
-      # Not the number itself, which is private.
+      # The message does not show the number of examples, which is private.
       raise UserError(
         "is less than the number of examples", field="capacity", value=self.capacity
       )
@@ -93,7 +93,7 @@ def check(config: TrainConfig) -> None:
   if config.privacy.noise_multiplier == 0:
     raise UserError(f"must be > 0 {reason}", field="privacy.noise_multiplier", value=0)
   chosen = config.privacy.least_squares
-  # The mechanism owns the bounds of these fields; its noise is not known yet.
+  # The mechanism checks its own fields; any noise will do here.
   with bounds.within("privacy.least_squares"):
     mechanisms.LeastSquares(
       noise_multiplier=1.0,
@@ -114,8 +114,7 @@ def unread(config: TrainConfig) -> Unused:
 def bound(config: TrainConfig) -> float:
   """Returns the bound on one record's part of both sums, in units of their norms.
 
-  Under replace_one it is half of the joint sensitivity: the accountant counts the bound of one
-  record twice there.
+  Under replace_one this is half of the joint sensitivity, since the accountant doubles the bound.
   """
   chosen = config.privacy.least_squares
   relation = config.privacy.neighboring_relation
@@ -148,7 +147,7 @@ def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.L
   """Returns the mechanism with the noise of the plan."""
   chosen = config.privacy.least_squares
   relation = str(plan.neighboring_relation)
-  # The plan's multiplier is relative to one record's bound, the mechanism's to the sensitivity.
+  # A plan's multiplier is relative to one record's bound, a mechanism's to the sensitivity.
   hops = 2 if relation == _REPLACE else 1
   return mechanisms.LeastSquares(
     noise_multiplier=plan.noise_multiplier / hops,
@@ -183,7 +182,7 @@ def phase(
   apply: Callable[[Params, Any], Any],
   params: Params,
 ) -> Phase:
-  """Returns the release as a training of one step.
+  """Returns the release as a phase of one step.
 
   Args:
     train, test: inputs of the model, before private statistics normalise them.
@@ -202,7 +201,7 @@ def phase(
   def step(state: Any, draw: Any) -> tuple[Any, None]:
     del draw
     targets = mechanisms.centred_labels(released.y, train.num_classes)
-    # Statistics of the inputs have the key of no step.
+    # The key of step 0, which the statistics of the inputs do not use.
     key = jax.random.fold_in(random.noise, 0)
     inputs = released.x
     directions = None
@@ -231,7 +230,7 @@ def phase(
     draws=lambda start: range(start, 1),
     released=lambda state: normalization.beside(state["params"], statistics),
     evaluate=scores,
-    # A server reads them in place of the data.
+    # A server reads these facts, so that it needs no training data.
     write=lambda folder, state: write_inputs(folder),
     guarantee=promised(config, plan, releasing),
     save_every=1,
@@ -245,7 +244,7 @@ def phase(
 def promised(
   config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
 ) -> Guarantee:
-  """Returns the guarantee of the run, and in words what was released."""
+  """Returns the guarantee of the run, whose statement describes what is released."""
   asked = guarantee.asked(attack_of(config.privacy), plan.delta)
   words = [asked, paragraph(releasing.statement())]
   if config.release:
@@ -262,12 +261,12 @@ def promised(
     ),
     "\n\n".join(text for text in words if text),
   )
-  # What features or a tokenizer know, a release knows as a training does.
+  # Features or a tokenizer add the same assumptions as in a training.
   return features.noted(config, noted)
 
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:
-  """Raises UserError for anything but classes, numbers and one linear layer."""
+  """Raises UserError unless targets are classes, inputs are numbers and the model is linear."""
   reason = f"privacy.method={LEAST_SQUARES!r}"
   data.needs_classes(train, reason)
   if train.x.dtype == np.int32:

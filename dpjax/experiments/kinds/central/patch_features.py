@@ -33,20 +33,20 @@ def computed(
   Raises:
     UserError: no images, or images that are too small or too large.
   """
-  # Those of patches always are.
+  # Unused: features of patches are always standardised.
   del standardized
   features.check_images(dataset, f"model.name={config.name!r}")
   shape = patches.patch_shape(dataset.x.shape)
 
   def make() -> Iterator[np.ndarray]:
-    # Before the minutes of learning.
+    # Checked first, since learning takes minutes.
     patches.check_images(dataset.x)
     network = learned(tuple(dataset.x.shape[1:]))
     chunks = patches.patch_chunks(dataset.x, network, mirrored=config.mirrored)
     with writers.progress(100, 0, "patch features, percent") as bar:
       yield from features.counted(chunks, len(dataset), bar)
 
-  # Libraries that decompose: their last digits are those of the directions.
+  # Their matrix decompositions decide the last digits of the directions.
   libraries = (np.__version__, scipy.__version__)
   settings: tuple[Any, ...] = (shape, dataset.x.shape[1:], config.mirrored, *libraries)
   return features.ComputedFeatures(shape, settings, _CODE, make)

@@ -62,7 +62,7 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_prob(privacy: PrivacyConfig, kind: type[sampling.Sampler]) -> None:
-  """Raises UserError for a probability that no pass of the sampler has."""
+  """Raises UserError for a sampling probability that the sampler does not support."""
   size = sampling.Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=0,
@@ -177,10 +177,10 @@ def _check_promise(privacy: PrivacyConfig) -> None:
 
 
 def public_size(config: TrainConfig, train: data.Dataset) -> int:
-  """Returns the number of examples that the mechanism may depend on; see `runs.sizes`.
+  """Returns the number of examples that the mechanism may depend on; see `run.sizes`.
 
   Raises:
-    UserError: own data that declare none, under add_or_remove_one.
+    UserError: no number is declared for a user's own data, under add_or_remove_one.
   """
   privacy = config.privacy
   known = train.nominal_size
@@ -201,7 +201,7 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
 def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   """Returns the sampler of a run, padded for all examples and one more."""
   privacy = config.privacy
-  # A neighbour may hold one record more, and a draw of all of them must fit.
+  # A neighbouring data set may have one more record, and a batch of all records must fit.
   capacity = num_examples + 1
   if (privacy.capacity or 0) > capacity:
     raise UserError(
@@ -241,7 +241,7 @@ def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampli
 
 
 def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
-  """Returns the clip. Norms for each layer follow from the layers' public shapes alone."""
+  """Returns the clip. Norms of single layers depend only on the layers' public shapes."""
   privacy = config.privacy
   schedule = ()
   if privacy.method == "sgd":
@@ -263,8 +263,8 @@ def maker(
   noise_multiplier: float | None,
   attack: accounting.AttackBound | None = None,
 ) -> Callable[..., Plan]:
-  """Returns a function that makes a plan from its other numbers: with this noise, or
-  calibrated to epsilon, or to an attacker's bound."""
+  """Returns a function that makes a plan from its other arguments. Its noise is
+  `noise_multiplier` if given, else calibrated to `attack` if given, else to `epsilon`."""
   if attack is not None and noise_multiplier is None:
     return functools.partial(Plan.calibrated, attack=attack)
   if noise_multiplier is None:
@@ -274,10 +274,10 @@ def maker(
 
 @bounds.names_fields
 def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
-  """Makes the plan of a config: noise calibrated or given, capacity given or safe.
+  """Makes the plan of a config. Noise and capacity are as given, or else calculated.
 
-  `num_examples` is that of `public_size`: every number of the plan follows from it. `params`,
-  of which only the shapes are read, are needed for clipping="per_layer".
+  `num_examples` is the number of `public_size`; no other size of the data enters the plan.
+  `params` are needed for clipping="per_layer"; only their shapes are read.
   """
   privacy = config.privacy
   promises = privacy.method != "sgd"
@@ -291,7 +291,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   rule = privacy.clipping
   shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
   noise_shape = ftrl.noise_shape(config, shares)
-  # Padded for all examples, it cannot overflow; a smaller batch is fitted later.
+  # Padded for all examples, a batch cannot overflow; `_with_capacity` fits a smaller one.
   whole = sampler(config, num_examples)
   statistics = normalization.mechanism(config, num_examples, whole)
   plan = make(
@@ -331,7 +331,7 @@ def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Pla
 
 
 def _check_no_capacity(privacy: PrivacyConfig) -> None:
-  """Refuses a capacity for a user's sampler that cannot overflow; `unused` covers dpjax's."""
+  """Refuses a capacity for a user's sampler that cannot overflow; `unused` does for dpjax's."""
   name = privacy.ftrl.sampler if privacy.method == "dp_ftrl" else privacy.sampler
   if names.is_path(name) and privacy.capacity is not None:
     raise WouldBeIgnored(

@@ -1,8 +1,8 @@
-"""Features of frozen public networks in a run, and what its guarantee then rests on.
+"""Features of frozen public networks in a run, and the assumption that they add to its guarantee.
 
-They know the data that the network's weights were trained on (`dpjax.models.public_trunks`). Then
-the guarantee is a claim, as it is of a run that begins from public weights (`saved.assumed`): no
-record of the run may be among those data.
+The features depend on the data that the network was trained on (`dpjax.models.public_trunks`). So
+the guarantee is a claim, as for a run that starts from public weights (`saved.assumed`): it assumes
+that no record of the run is among those data.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dpjax.validate import UserError
 
 _CODE = ("dpjax.models.public_trunks", "dpjax.models.pooling", __name__)
 _CODE_OF_TEXTS = ("dpjax.models.sentence_encoder", "dpjax.models.bert", __name__)
-# Data sets of tensorflow-datasets that hold records of ImageNet, by how their names begin.
+# Beginnings of the names of TFDS data sets that hold records of ImageNet.
 _OF_IMAGENET = (
   "imagenet2012", "imagenet_resized", "imagenet_lt", "imagenette", "imagewang",
   "downsampled_imagenet",
 )  # fmt: skip
-# Those whose texts all-MiniLM-L6-v2 was trained on.
+# Beginnings of the names of data sets whose texts all-MiniLM-L6-v2 was trained on.
 _OF_SENTENCES = (
   "eli5", "glue/mnli", "glue/qqp", "gooaq", "ms_marco", "multi_nli", "natural_questions", "reddit",
   "snli", "squad", "trivia_qa", "wikihow", "yahoo_answers",
@@ -36,13 +36,13 @@ _OF_SENTENCES = (
 
 
 def trained_on(model: str, data_name: str) -> tuple[str, ...]:
-  """Returns the data that the features of a model know; () for features that know none.
+  """Returns the data that a model's features were trained on; () for features without training.
 
   Args:
     data_name: the run's own data.
 
   Raises:
-    UserError: they are those data.
+    UserError: the run's own data hold records of those data.
 
   >>> trained_on("vgg16_linear", "cifar10"), trained_on("scatter_linear", "cifar10")
   (('ImageNet',), ())
@@ -66,10 +66,10 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
 def noted(
   promised: guarantee.Guarantee, model: str, known: Sequence[str]
 ) -> guarantee.Guarantee:
-  """Returns the same guarantee, which says what the features of the model know.
+  """Returns the guarantee, as a claim that names the data that the features were trained on.
 
   Args:
-    known: what `trained_on` returned; () leaves the guarantee as it is.
+    known: result of `trained_on`; () leaves the guarantee as it is.
   """
   if not known:
     return promised
@@ -93,7 +93,7 @@ def computed(
   Raises:
     UserError: no images, or for a network of sentences no texts as bytes.
   """
-  # Those of a public network always are.
+  # Unused: features of a public network are always standardised.
   del standardized
   trunk = models.needs_features(config.name) or ""
   if trunk in sentence_encoder.ENCODERS:
@@ -106,7 +106,7 @@ def computed(
     with writers.progress(100, 0, f"{trunk} features, percent") as bar:
       yield from features.counted(chunks, len(dataset), bar)
 
-  # The digest of the weights: features of other weights are others.
+  # The digest of the weights is a part, since other weights give other features.
   network = public_trunks.TRUNKS[trunk]
   settings = (shape, trunk, network.sha256, network.size, config.mirrored)
   return features.ComputedFeatures(shape, settings, _CODE, make)

@@ -1,7 +1,7 @@
-"""Tokenizers of a run's texts, and what its guarantee then rests on.
+"""Tokenizers of a run's texts, and the assumption that they add to its guarantee.
 
-A vocabulary tells of the texts that it was learnt from. Nothing says which those were, so the
-guarantee is a claim, as it is of a run that begins from public weights (`saved.assumed`).
+A vocabulary reveals something of the texts that it was learnt from, and those are unknown. So the
+guarantee is a claim, as for a run that starts from public weights (`saved.assumed`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def facts(config: DataConfig) -> dict[str, Any] | None:
 
 
 def check_vocabulary(model: Any, dataset: data.Dataset, name: str) -> None:
-  """Raises UserError for tokens that a model of texts has no embedding for: JAX would read
-  another row in their place.
+  """Raises UserError for data with more tokens than the model has embeddings: JAX would silently
+  read another row.
 
   Args:
     name: name of the model.
@@ -57,7 +57,7 @@ def check_vocabulary(model: Any, dataset: data.Dataset, name: str) -> None:
 
 
 def noted(promised: guarantee.Guarantee, config: DataConfig) -> guarantee.Guarantee:
-  """Returns the same guarantee, which names the tokenizer of the texts where there is one."""
+  """Returns the guarantee, as a claim that names the tokenizer of the texts if there is one."""
   tokenizer = of(config)
   if tokenizer is None:
     return promised

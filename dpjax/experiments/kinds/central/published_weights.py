@@ -20,7 +20,7 @@ _LOADERS = {"vit": "load_vit", "resnet": "load_resnet", "bert": "load_bert"}
 
 
 def check(config: TrainConfig) -> None:
-  """Refuses weights in safetensors for a model that no layout is read into."""
+  """Raises UserError for safetensors weights if no loader supports the model or its options."""
   named = config.pretrained
   file = named if named is not None and named.endswith(".safetensors") else None
   name = config.model.name
@@ -63,7 +63,7 @@ def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> 
 
 
 def _first_id(config: TrainConfig) -> int:
-  """Returns the data's id of the first word of the weights."""
+  """Returns the token id in the data that the first embedding of the weights belongs to."""
   tokenizer = public_tokenizers.of(config.data)
   return 0 if tokenizer is None else tokenizer.first_id
 
@@ -71,5 +71,5 @@ def _first_id(config: TrainConfig) -> int:
 def write(
   config: TrainConfig, model: models.Transformer, whole: Params, path: pathlib.Path
 ) -> None:
-  """Writes all weights of a language model by the ids of the tokenizer's own file."""
+  """Writes all weights of a language model, with token ids as in the tokenizer's own file."""
   models.save_gpt2(path, model, whole, first_id=_first_id(config))

@@ -28,10 +28,11 @@ def computed(
   """Returns the scattering features of a data set, before they are computed.
 
   Args:
-    standardized: each example by itself; False: each channel in units of its typical size.
+    standardized: whether each example is standardised by itself; if not, each channel is divided
+      by its typical size.
 
   Raises:
-    UserError: no images, or opponent colours of images that have not three.
+    UserError: no images, or opponent colours of images without 3 channels.
   """
   features.check_images(dataset, f"model.name={config.name!r}")
   if config.colours == "opponent" and dataset.x.shape[-1] != 3:
@@ -52,12 +53,12 @@ def computed(
 def _blocks(
   dataset: data.Dataset, groups: int | None, standardized: bool, seen: dict[str, Any]
 ) -> Iterator[np.ndarray]:
-  """The features of all examples, in order; equal bit by bit wherever they are put."""
+  """Yields the features of all examples, in order, with the same bits in memory or on disk."""
   images = dataset.x.shape[1:]
   scales = None
   if not standardized:
     scales = models.typical_scales(images, colours=seen["colours"])
-  # In percent: the number of examples may be a secret.
+  # The bar shows percent, since the number of examples may be secret.
   with writers.progress(100, 0, "scattering features, percent") as bar:
     chunks = models.scattering_chunks(dataset.x, **seen)
     for block in _regrouped(features.counted(chunks, len(dataset), bar), _BLOCK):
@@ -69,7 +70,7 @@ def _blocks(
 
 
 def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-  """The same rows in arrays of `size`, the last of fewer."""
+  """Yields the same rows in arrays of `size` rows; the last may have fewer."""
   held: list[np.ndarray] = []
   for chunk in chunks:
     held.append(chunk)

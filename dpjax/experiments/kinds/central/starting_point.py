@@ -1,9 +1,9 @@
 """First parameters of a run, and the part that is trained: public weights, a last layer,
 adapters.
 
-Public weights are part of what names the run (`dpjax.names.sources`: their sha256 decides every
-stream, and is in result.json), so other weights never share noise with these. They must not
-depend on the private data: nothing here can know that.
+All keys of a run depend on the sha256 of its public weights (`dpjax.names.sources`), so runs from
+other weights never share its noise. The weights must not depend on the private data; nothing here
+can check that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
 SAVED_AS = "model.safetensors"
-# Folded into the key of the first parameters, so that adapters have their own stream.
+# Folded into the key of the first parameters, so that adapters have their own key.
 _ADAPTERS = 1
 
 
@@ -39,7 +39,7 @@ class Trained(NamedTuple):
   """The parameters that steps change, and the model that they form."""
 
   params: Params  # at step 0
-  loss: Callable[[Any], LossFn]  # of the model's apply, which it knows already
+  loss: Callable[[Any], LossFn]  # apply -> the loss; for adapters the argument is ignored
   apply: Callable[[Params, Any], Any]  # (params, x [B, ...]) -> outputs
   whole: Callable[[Params], Params]  # all weights of the model
 
@@ -146,7 +146,7 @@ def _without_adapters(
     _check_head(config, params)
   if not isinstance(config.trainable, Head):
     return Trained(params, task.loss, model.apply, lambda whole: whole)
-  # The other layers are constants of the loss: no gradient of theirs is taken or clipped.
+  # The other layers are constants of the loss, so they have no gradient to clip.
   layers = params["params"]
   whole = lambda head: {**params, "params": {**layers, **head["params"]}}
   apply = lambda head, x, **key: model.apply(whole(head), x, **key)
@@ -166,7 +166,7 @@ def _check_head(config: TrainConfig, params: Params) -> None:
 
 
 def first_steps(config: TrainConfig) -> int:
-  """Number of steps that train the last layer alone, before those on every weight."""
+  """Returns the number of first steps that train only the last layer."""
   return config.trainable.steps if isinstance(config.trainable, HeadFirst) else 0
 
 
@@ -180,7 +180,7 @@ def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) 
 
 
 def facts(config: TrainConfig) -> dict[str, Any]:
-  """Returns its facts for result.json."""
+  """Returns facts of the trained part for result.json; {} where every weight is trained."""
   trainable = config.trainable
   if isinstance(trainable, LowRank):
     return {"trainable": f"lora, rank {trainable.rank}, {trainable.pattern}"}

@@ -30,8 +30,7 @@ def _num_outputs(dataset: data.Dataset) -> int:
   return dataset.num_classes
 
 
-# Target of the data (None: classes) -> its loss of ONE example, and its scores. A new kind
-# of target is one row here.
+# Target of the data (None: classes) -> its task. A new kind of target needs one entry here.
 TASKS: dict[type | None, Task] = {
   None: Task(
     "classification", losses.softmax_cross_entropy, metrics.evaluate, _num_outputs
@@ -56,9 +55,9 @@ _LANGUAGE = Task(
 
 
 def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
-  """Makes the task of the data's target (`TASKS`), or the next token for a language model,
-  or embeddings of two views if named. A user's loss may replace the loss. The scores stay
-  those of the task."""
+  """Returns the task of the data's target (`TASKS`); the next token for a language model;
+  embeddings of two views for loss="contrastive". A user's loss replaces only the loss of the task,
+  not its scores."""
   if config.loss == CONTRASTIVE:
     # Imported here: few runs need it.
     from dpjax.experiments.kinds.central import embeddings
@@ -87,7 +86,7 @@ def of_users(dataset: data.Dataset) -> bool:
 
 
 def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
-  """Raises UserError unless the guarantee names the unit that one row of the data is."""
+  """Raises UserError unless one row of the data is one unit of the guarantee."""
   are_users = of_users(dataset)
   if are_users != (plan.sampler.unit == "user"):
     must, what = ("be", "all") if are_users else ("not be", "not all")
@@ -100,7 +99,7 @@ def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
 
 
 def keyed_loss(make: Callable[..., LossFn]) -> Callable[..., LossFn]:
-  """Makes a loss whose model draws from `example.key`; without a key, in evaluation mode.
+  """Returns a loss whose model draws from `example.key`; without a key, as in evaluation.
 
   Args:
     make: `apply -> loss`, with apply(params, x).

@@ -1,7 +1,7 @@
 """Builds the job of one run of distillation from a `DistillationConfig`.
 
-Every step is one of DP-SGD, and one event. With `method="public"` it moves the teacher, and then
-the student some times on public images. With `method="joint"` one clipped gradient moves both.
+Every step is one step of DP-SGD, and one event. With `method="public"` a step updates the teacher,
+then the student several times on public images. With `method="joint"` one gradient updates both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, sing
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Array
 
-# Of the public key: those of first parameters never meet those of the student's updates.
+# Folded into the public key, so that first parameters and student updates have different keys.
 _STEPS = 1
 _PARAMETERS = 2
 _NOTES = {
@@ -55,7 +55,7 @@ class _Network(nn.Module):
 
 
 def digest(config: DistillationConfig) -> bytes:
-  """Returns the public digest of everything in the config that shapes the run."""
+  """Returns the public digest of all fields of the config that decide what the run computes."""
   return named_data.digest("distillation", config)
 
 
@@ -69,7 +69,7 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
   """Builds the job of one run.
 
   Args:
-    loaded: as `load_data` returns them, to share them between runs.
+    loaded: result of `load_data`, to share it between runs; None: it is loaded.
   """
   check(config)
 
@@ -84,7 +84,7 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
 
   def read_digest() -> bytes:
     if config.method == "joint":
-      # Its student reads no pool.
+      # The student of "joint" reads no pool.
       return data_lib.digest(read()[0])
     return public_pool.digest(config, *read())
 
@@ -102,7 +102,7 @@ def build(config: DistillationConfig, loaded: tuple[Any, Any] | None = None) -> 
   )
 
 
-# What only the data show to be wrong names the config's fields, too.
+# Wrapped, so that errors which only the data reveal name the config's fields, too.
 @bounds.names_fields
 def _phase(config: DistillationConfig, train: Any, public: Any, random: RunKeys) -> Phase:
   return _Run(config, train, public, random).phase()
@@ -177,7 +177,7 @@ class _Run:
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
       state, info = both.step(state, batch)
       update = lambda _, state: both.student_step(state)
-      # A loop, or each update would be compiled by itself.
+      # A loop, so that the update is compiled only once.
       return jax.lax.fori_loop(1, config.student_updates, update, state), info
 
     return both.init, step
@@ -209,7 +209,7 @@ class _Run:
     """Returns the state before the first step."""
     key = jax.random.fold_in(self.random.init, _PARAMETERS)
     teacher_key, student_key = jax.random.split(key)
-    # Only the shape of an image, never an image.
+    # Zeros of an image's shape: the first parameters must not depend on any record.
     x = jnp.zeros((1, *self.train.x.shape[1:]))
     return self.init(self.teacher.init(teacher_key, x), self.student.init(student_key, x))
 
@@ -243,7 +243,7 @@ class _Run:
     """Returns the run as a training."""
     config = self.config
     plan = self.plan
-    # `Plan.for_data` has refused a number that is a secret and that nobody declared.
+    # `Plan.for_data` has refused a secret number of records that is not declared.
     assert self.stated_size is not None
     note = _NOTES[config.method].format(pool=config.num_pool)
     promised = guarantee.noted(
@@ -272,7 +272,7 @@ class _Run:
         "teacher_hidden": config.teacher_hidden,
         "student_hidden": config.student_hidden,
       },
-      # The last row is of the last step.
+      # The last row belongs to the last step.
       describe=lambda state, facts, rows: {
         "teacher_accuracy": rows[-1]["test_teacher_accuracy"]
       },

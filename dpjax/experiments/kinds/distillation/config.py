@@ -15,7 +15,7 @@ METHODS = {
   "joint": "both learn from private records, under one clip and one noise",
 }
 _WIDTH = rules.between(1, 10**4)
-# Of softer answers float32 loses the differences, and of harder ones the student's gradients.
+# Float32 loses differences of softer answers, and the student's gradients for harder ones.
 _TEMPERATURE = rules.within_range(1e-4, 1e4)
 
 

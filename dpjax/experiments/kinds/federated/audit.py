@@ -35,20 +35,20 @@ _SEES_MODEL = "the final model"
 
 
 class AuditTarget(NamedTuple):
-  """The guarantee of a run that is tested, and the adversary."""
+  """The guarantee that an audit tests, and what its adversary sees."""
 
   claim: audits.AuditClaim
   sees: str  # SUMS | MEMBERS_SUMS | MESSAGES
-  l2_clip_norm: float  # of a canary's part
-  divisor: float  # of a sum, in the mean that the server gets
+  l2_clip_norm: float  # bound on a canary's message
+  divisor: float  # number by which the server divides a sum
 
 
 class Audited(NamedTuple):
-  """The canaries of a run; `directions` None where their rows identify them."""
+  """The canaries of a run; `directions` is None where canaries train on rows of their own."""
 
   canaries: auditing.CanaryClients
   directions: canary_clients.Directions | canary_clients.OwnParameters | None
-  prob: float  # of a client to take part in a round
+  prob: float  # probability that a client takes part in a round
   target: AuditTarget
 
   @property
@@ -79,8 +79,7 @@ def inserting(config: FedConfig) -> Callable[..., Any]:
 def beside(
   config: FedConfig, params: Params, apply: Callable[..., Any]
 ) -> tuple[Params, Callable[..., Any]]:
-  """Returns parameters and model of a run, with those of canaries beside them if there are
-  any."""
+  """Returns (params, apply); canaries with parameters of their own get them under other keys."""
   if not config.audit.enabled or config.audit.kind != canary_clients.PARAMETER:
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)
@@ -107,7 +106,7 @@ def check(config: FedConfig) -> None:
 
 
 def _check_claim(config: FedConfig) -> None:
-  """Checks that the bound tests the guarantee to a user of THIS run."""
+  """Raises UserError for a run whose epsilon is not about the users of THIS run."""
   privacy = config.privacy
   if privacy.simulated_cohort is not None:
     raise UserError(
@@ -219,7 +218,7 @@ def prepared(
 def marked(
   audited: Audited | None, cohorts: Iterator[federated.Cohort]
 ) -> Iterator[federated.Cohort]:
-  """Returns the cohorts of a run. Rows of sending canaries hold their number."""
+  """Returns the cohorts of a run, in which rows of sending canaries hold the canary's number."""
   return cohorts if audited is None else canary_clients.marked(cohorts, audited.canaries)
 
 
@@ -244,8 +243,8 @@ def hidden(
 def heard(
   config: FedConfig, audited: Audited | None, wrapping: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns the wrapper of a FedAvg client, and its client state. Where messages are
-  visible, each is scored as it is sent."""
+  """Returns the wrapper of a FedAvg client, and its client state. Where the adversary sees
+  messages, each is scored when it is sent."""
   listens = audited is not None and audited.hears and config.audit.score == "rounds"
   if audited is None or audited.directions is None or not listens:
     return wrapping
@@ -274,7 +273,7 @@ def watched(
   audited: Audited | None,
   server_tx: optax.GradientTransformation,
 ) -> Any:
-  """Returns the server's optimizer, after a score of every aggregate if that is requested."""
+  """Returns the server's optimizer; where aggregates are scored, each is scored before it."""
   if audited is None or audited.directions is None or not _scores_sums(config, audited):
     return server_tx
   target = audited.target
@@ -292,8 +291,8 @@ def watched(
 def seeing(
   config: FedConfig, audited: Audited | None, algorithm: federated.FederatedAlgorithm
 ) -> federated.FederatedAlgorithm:
-  """Returns the algorithm. Its server learns who is in a sum, where the guarantee assumes
-  so."""
+  """Returns the algorithm; where the guarantee assumes that the server knows who is in a sum, its
+  state records that."""
   if audited is None or not _scores_sums(config, audited):
     return algorithm
   if audited.target.sees != MEMBERS_SUMS:
@@ -331,7 +330,7 @@ def facts(
   else:
     moved = trees.add(after, trees.scale(before, -1.0))
     scores = canary_clients.direction_scores(directions, moved, canaries)
-  # With both noises, the result states the epsilon of the sum of what ran.
+  # With both noises, `epsilon` is that of the sums, so the messages' claim replaces it.
   of_messages = config.privacy.method == "both" and target.sees == MESSAGES
   claimed = target.claim.epsilon() if of_messages else epsilon
   facts_of_audit = audits.facts(

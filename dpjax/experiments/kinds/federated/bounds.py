@@ -9,12 +9,12 @@ from dpjax.experiments.kinds.bounds import named
 from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
 from dpjax.validate import UserError
 
-# Largest batch of a client, for any number of examples.
+# A client's batch of up to this size is accepted for any number of examples.
 _ANY_BATCH = 1024
 
 
 def local_batch(config: FedConfig, num_examples: int) -> None:
-  """Raises UserError for a client's batch above both 1024 and the number of examples."""
+  """Raises UserError for a client's batch that exceeds both 1024 and the number of examples."""
   size = config.local.batch_size
   most = max(num_examples, _ANY_BATCH)
   if size is not None and size > most:
@@ -26,8 +26,7 @@ def local_batch(config: FedConfig, num_examples: int) -> None:
 
 
 def federation(config: FedConfig) -> None:
-  """Raises UserError for errors of a run over clients that rules of single fields cannot
-  express."""
+  """Raises UserError for errors of a federated run that rules of single fields cannot express."""
   bounds.data(config.data)
   bounds.model(config.model)
   bounds.unit_range(config.model.name, config.data)
@@ -39,7 +38,7 @@ def federation(config: FedConfig) -> None:
     refuse(**named("algorithm", config.algorithm, option))
   for chosen in (config.weighting, config.aggregator, config.compression):
     if isinstance(chosen, fields.Setting):
-      # It checks its own numbers.
+      # Each function checks its own arguments.
       chosen.make()
   bounds.steps("num_rounds", config.num_rounds, config.privacy)
 

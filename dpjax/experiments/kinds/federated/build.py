@@ -62,7 +62,7 @@ Wrapping = dict[str, Any]
 class FedRun(NamedTuple):
   """Every object of a federated run."""
 
-  plan: Plan  # of what runs: sampler and server noise
+  plan: Plan  # plan that runs: sampler and server noise
   guarantee: Guarantee
   algorithm: federated.FederatedAlgorithm
   params: Any
@@ -73,11 +73,11 @@ class FedRun(NamedTuple):
   work: federated.LocalWork
   test: Any
   task: tasks.Task
-  # (change of {"wrap", "memory"}: wrapper and first state of a client) -> this run's
-  # algorithm with that change, if it wraps clients. `before` changes its aggregator
+  # (around, before=) -> this run's algorithm under attack, as in `_algorithm`: `around` changes a
+  # client's {"wrap", "memory"}, if the algorithm wraps clients; `before` changes the aggregator.
   wrapped: Callable[..., federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
-  mechanism: secure.SkellamSum | None = None  # of noise in shares
+  mechanism: secure.SkellamSum | None = None  # for privacy.method="distributed"
 
 
 @bounds.names_fields
@@ -105,7 +105,7 @@ def check(config: FedConfig) -> None:
 
 
 def _check_natural(config: FedConfig) -> None:
-  """Checks clients that the data determine: no partition, and no cut."""
+  """Raises UserError for fields that do not fit clients that the data name."""
   partition = name_of(config, "partition")
   wanted = {"data.limit": None}
   if partition == "shakespeare":
@@ -126,7 +126,7 @@ def _check_natural(config: FedConfig) -> None:
 
 
 def _check_stop(config: FedConfig) -> None:
-  """Refuses to stop a run by its results: such a run has no epsilon of its own here."""
+  """Raises UserError for a private run that would stop by its results, which nothing accounts."""
   target = config.stop_at_accuracy
   if target is None:
     return
@@ -192,7 +192,7 @@ def _check_secure_sum(config: FedConfig) -> None:
 
 
 def _check_client_optimizer(config: FedConfig) -> None:
-  """Raises UserError for a client rule that the algorithm is not derived for."""
+  """Raises UserError for a client optimizer that the algorithm's derivation does not cover."""
   algorithm = algorithm_of(config)
   rule = config.client_optimizer.rule
   chosen = name_of(config.client_optimizer, "rule")
@@ -213,10 +213,10 @@ def _check_client_optimizer(config: FedConfig) -> None:
 
 
 def digest(config: FedConfig) -> bytes:
-  """Returns the public digest of the config, without fields that do not affect the run.
+  """Returns the public digest of all fields of the config that decide what the run computes.
 
-  Left out are where data lie, how it is executed (the processes of one run may differ in it)
-  and what an audit that is switched off would do.
+  Left out are the places of data, the execution (in which processes of one run may differ), the
+  location of client state, the writer, and an audit that is switched off.
   """
   fields = config_names.without_places(to_dict(audit.resolved(config)))
   for name in ("execution", *_EXECUTED, *config.where):
@@ -227,8 +227,7 @@ def digest(config: FedConfig) -> bytes:
 
 
 def run_keys(config: FedConfig, data: bytes) -> RunKeys:
-  """Returns keys of the seed, of all that `digest` covers, and of the data with their
-  owners.
+  """Returns keys that depend on all that `digest` covers, the seed included, and on the data.
 
   Args:
     data: `dpjax.data.digest` of the federation, before canaries.
@@ -242,7 +241,7 @@ def _is_summed(config: FedConfig) -> bool:
 
 
 def summed_clients(config: FedConfig) -> int:
-  """Number of clients whose messages the server sees as one: 1 without a secure sum."""
+  """Returns how many clients' messages the server sees as one sum: 1 without a secure sum."""
   return int(config.clients_per_round) if _is_summed(config) else 1
 
 
@@ -256,7 +255,7 @@ def secure_aggregator(
   """Returns the aggregator whose server sees only the sum of the messages.
 
   Args:
-    num_clients: most clients of a sum, where the sampler does not say.
+    num_clients: largest number of clients in a sum, where the sampler does not fix it.
   """
   chosen = config.secure_sum
   cohort = config.clients_per_round
@@ -264,7 +263,7 @@ def secure_aggregator(
   if mechanism is not None:
     seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
     return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
-  # A Poisson cohort may hold every client, and the modulus must fit their sum.
+  # A Poisson cohort may hold every client, and the modulus must exceed their sum.
   most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
   encoding = secure.Encoding(most, chosen.largest_value, chosen.bits)
   return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
@@ -293,8 +292,8 @@ def client_of(
   as a function of the parameters, or None).
 
   Args:
-    guessed: as somebody simulates it who knows the config and no key: its message is clipped,
-      but neither noised nor compressed.
+    guessed: whether this is an attacker's simulation, from the config without any key: its
+      message is clipped, but neither noised nor compressed.
   """
   tx = optimizer(config.client_optimizer)
   weighting = config.weighting.make()
@@ -306,7 +305,7 @@ def client_of(
 def _wrapping(
   config: FedConfig, *, guessed: bool = False, audited: audit.Audited | None = None
 ) -> Wrapping:
-  """Wraps a client: noise first, then compression, which is post-processing."""
+  """Returns a client's wrapper: first its noise, then compression, which is post-processing."""
   # Without feedback a coordinate that is always small would never be sent.
   feedback = name_of(config, "compression") == "top_k" and not guessed
   compressor = None if guessed else config.compression.make()
@@ -368,7 +367,7 @@ def _algorithm(
   """Returns the algorithm of a run, or its form under attack.
 
   Args:
-    num_clients: before canaries: no divisor may tell how many of them are in.
+    num_clients: public number before canaries, so that no divisor reveals how many are in.
     around: wraps the work of a client and the state it keeps.
     before: wraps the aggregator, to change messages before it.
   """
@@ -425,15 +424,15 @@ def assemble(
   """Builds every object of a federated run, deterministically from its arguments.
 
   Args:
-    data: what `load_data` returns; None to load what the config names.
-    random: None for the keys of config and data.
+    data: result of `load_data`; None: the data that the config names are loaded.
+    random: keys; None: those of config and data (`run_keys`).
   """
   check(config)
   config = audit.resolved(config)
   federation, test = load_data(config) if data is None else data
   # Before canaries: no divisor may reveal how many of them are in.
   num_clients = privacy.public_size(config, federation)
-  # cohorts check the capacity for this number, also where the config declares it
+  # Cohorts check their capacity for this number, also where the config declares it.
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   random = run_keys(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
@@ -471,7 +470,7 @@ def start(config: FedConfig, federation: Federation, random: RunKeys) -> Any:
   task, model, params = build_central.start(
     loading.central(config), federation.dataset, random
   )
-  # A client's examples have no keys: its loss would be that of evaluation, without a word.
+  # A client's examples have no keys, so its loss would silently be that of evaluation.
   if task.keyed:
     raise UserError(
       "draws random numbers in training (dropout), for which clients have no keys; must be a "
@@ -483,10 +482,10 @@ def start(config: FedConfig, federation: Federation, random: RunKeys) -> Any:
 
 
 def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
-  """Returns the job of a federated run: rounds for steps, users for examples.
+  """Returns the job of a federated run, whose steps are rounds.
 
   Args:
-    data: what `load_data` returns, to share them between runs.
+    data: result of `load_data`, to share it between runs; None: it is loaded.
   """
   check(config)
   config = audit.resolved(config)

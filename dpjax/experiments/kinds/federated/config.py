@@ -1,8 +1,8 @@
 """Typed configuration of a federated run. A config file returns a `FedConfig`.
 
-Units: a round is one update of the server; privacy is for one USER, that is one client with
-all of its data. A name of a model, loss, data set, optimizer, algorithm, aggregator or sampler
-may be a user's own, `package.module:name`; see `dpjax.experiments.config.user_code`.
+Units: a round is one update of the server; privacy is for one USER, that is one client with all of
+its data. A model, loss, data set, optimizer, algorithm, aggregator or sampler may be a user's own,
+as `package.module:name`; see `dpjax.experiments.config.user_code`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def _read(data: DataConfig) -> dict[str, Any]:
   return {name: getattr(data, name) for name in ("data_dir", "max_length", "num_classes")}
 
 
-# The seed belongs to the partition alone, so that runs with other seeds share their
-# clients.
+# The partition has its own seed, so that runs with different seeds have the same clients.
 _DEALT: dict[str, Any] = {"num_clients": 100, "seed": 0}
 PARTITIONS = {
   "iid": settings(partition.iid, **_DEALT),
@@ -71,9 +70,9 @@ PARTITIONS = {
   "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
   "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
 }
-# Partitions by class, which need data with classes.
+# Partitions that need data with classes.
 BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
-# Clients that the data determine: called with the `DataConfig`, they return (train, test).
+# Functions for clients that the data name: `DataConfig` -> (train, test).
 NATURAL = {
   "shakespeare": settings(_roles, min_chars=None),
   # max_examples: number of examples kept of each client, the first ones; None: all
@@ -81,7 +80,7 @@ NATURAL = {
   "leaf": settings(_leaf, shape=None, max_examples=None),
   "tff": settings(_tff, max_examples=None),
 }
-# Facts that an algorithm states; a new one needs no line here.
+# Facts that each algorithm declares, so a new algorithm needs no line here.
 _DESCRIBED = described.algorithms()
 ALGORITHMS = {
   name: settings(row.make, **row.options)
@@ -107,7 +106,7 @@ AGGREGATORS = {
 COMPRESSIONS = {
   "none": settings(_uncompressed),
   "quantize": settings(federated.quantize, bits=8),
-  # Always with error feedback.
+  # With error feedback always, since small coordinates would never be sent.
   "top_k": settings(federated.top_k, share=0.1),
   "rotated": settings(federated.rotated, bits=8),
   "drive": settings(federated.drive),
@@ -207,7 +206,7 @@ class FedAuditConfig(AuditConfig):
 class FedConfig(WithChoices):
   """A whole federated run."""
 
-  # Location of client states: a run continues elsewhere, bit for bit.
+  # Fields that may differ when a run continues, which stays equal bit for bit.
   where: ClassVar[tuple[str, ...]] = ("client_state", "writer")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -241,11 +240,11 @@ class FedConfig(WithChoices):
     Any, Choice(SECURE_SUMS), "the server sees the sum of the messages alone"
   ] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
-  # starts afresh in every round, at a constant rate
+  # Its state starts afresh in every round, and its rate is constant.
   client_optimizer: FedOptimizerConfig = dataclasses.field(
     default_factory=lambda: FedOptimizerConfig(learning_rate=0.1)
   )
-  # its schedule runs over num_rounds
+  # Its learning rate schedule runs over num_rounds.
   server_optimizer: FedOptimizerConfig = dataclasses.field(
     default_factory=lambda: FedOptimizerConfig(learning_rate=1.0)
   )
@@ -293,7 +292,7 @@ class FedConfig(WithChoices):
 
 
 def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:
-  """Returns the facts of a config's algorithm. A user's own gets those of any function.
+  """Returns the facts of a config's algorithm; a user's own gets `described.user_defined`.
 
   >>> algorithm_of(FedConfig(algorithm="fed_sgd")).local_steps
   False
@@ -303,7 +302,7 @@ def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:
 
 
 def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
-  """Returns the names of algorithms with a fact, as an error lists them.
+  """Returns the names of the algorithms for which `holds` is true, for an error message.
 
   >>> algorithms_that(lambda row: row.keeps_state)
   "'scaffold'"
@@ -322,7 +321,7 @@ def aggregation_of(config: FedConfig) -> described.AggregatorFacts | None:
 
 
 def aggregators_that(holds: Callable[[described.AggregatorFacts], bool]) -> tuple[str, ...]:
-  """Returns the names of aggregators with a fact.
+  """Returns the names of the aggregators for which `holds` is true.
 
   >>> aggregators_that(lambda row: row.is_mean)
   ('mean',)

@@ -1,5 +1,4 @@
-"""privacy.method="distributed": the guarantee of clients' shares of noise inside a secure
-sum."""
+"""privacy.method="distributed": every client adds a share of the noise inside a secure sum."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ _RELEASE = (
 
 
 def check(config: FedConfig) -> None:
-  """Raises UserError for fields that do not fit noise in shares, as far as data are not
-  needed."""
+  """Raises UserError for fields that do not fit this method, as far as data are not needed."""
   if config.privacy.method != METHOD:
     return
   if isinstance(config.secure_sum, NoSecureSum):
@@ -82,7 +80,7 @@ def check(config: FedConfig) -> None:
       field="privacy.sampler",
       value=config.privacy.sampler,
     )
-  # Other parts of a message would need their own norm and noise.
+  # The norm and noise cover one difference; other parts of a message would need their own.
   algorithm = algorithm_of(config)
   if not algorithm.one_difference:
     known = algorithms_that(lambda row: row.one_difference)
@@ -94,8 +92,8 @@ def check(config: FedConfig) -> None:
 
 
 def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | None:
-  """Returns a round's mechanism, with noise calibrated to a given epsilon; None for another
-  method."""
+  """Returns a round's mechanism, with the given noise, or noise calibrated to epsilon or attacker;
+  None for another privacy.method."""
   privacy = config.privacy
   if privacy.method != METHOD:
     return None
@@ -181,7 +179,7 @@ def guarantee(
     relation=_RELATION,
     unit="user",
     accountant="rdp",
-    # Without amplification: the server, from which data are hidden, knows who takes part.
+    # Not amplified: the server, against whom the guarantee holds, knows who takes part.
     step_event=lambda step: noise_in_shares.event,
     remaining_event=lambda start: accounting.composed(
       noise_in_shares.event, config.num_rounds - start

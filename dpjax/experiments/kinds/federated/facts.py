@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def observed(
   config: FedConfig, fed: FedRun, state: ArrayTree, info: federated.RoundInfo
 ) -> dict[str, float]:
-  """Returns the values of a metrics row beside scores and epsilon."""
+  """Returns the values of a metrics row other than scores and epsilon."""
   row = clip_norm(fed.plan, _clip_scale(state), "l2_clip_norm")
   if not config.diagnostics or config.release:
     return row
@@ -34,21 +34,21 @@ def _clip_scale(state: ArrayTree) -> Array | None:
 
 
 def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[str, Any]:
-  """The first evaluated round whose test accuracy reaches each target, or None.
+  """Returns target -> first evaluated round whose test accuracy reaches it, or None.
 
   >>> rounds_to([{"step": 1, "test_accuracy": 0.5}, {"step": 2, "test_accuracy": 0.98}],
   ...           (0.97, 0.99))
   {'0.97': 2, '0.99': None}
   """
-  # Predicted numbers have no accuracy.
+  # A regression has no accuracy.
   scored = [row for row in rows if "test_accuracy" in row]
   first = lambda target: (r["step"] for r in scored if r["test_accuracy"] >= target)
   return {f"{target:g}": next(first(target), None) for target in targets}
 
 
 def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """Returns facts about the noise. `noise_multiplier` belongs to the stated epsilon;
-  clients' own noise stands beside it."""
+  """Returns facts about the noise. `noise_multiplier` is that of the stated epsilon; clients'
+  own noise has its own key."""
   if fed.mechanism is not None:
     mechanism = fed.mechanism
     return {
@@ -60,13 +60,13 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   local = privacy.local_noise(config)
   if local is None:
     return {"noise_multiplier": fed.plan.noise_multiplier}
-  # The noise of the stated epsilon.
+  # For method "local" the stated epsilon follows from the clients' noise.
   multiplier = local if config.privacy.method == "local" else fed.plan.noise_multiplier
   return {"noise_multiplier": multiplier, "local_noise_multiplier": local}
 
 
 def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
-  """Returns facts of result.json that only federated runs have, known before round one."""
+  """Returns the parts of a federated run's result that are known before the first round."""
   names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_", "distributed": "ddp_"}
   method = names.get(config.privacy.method, "ldp_")
   facts: dict[str, Any] = {
@@ -88,7 +88,7 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
   if behind:
     facts[saved.PRETRAINED_ON] = list(behind)
   if fed.mechanism is not None:
-    # Messages are clipped by their norm instead.
+    # `largest_value` is not used: messages are clipped by their norm.
     facts["secure_sum"].pop("largest_value")
   return facts
 
@@ -96,12 +96,12 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
 def of(
   config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
 ) -> dict[str, Any]:
-  """Returns the facts of `planned`, and those known only from the data or at the end."""
+  """Returns the parts of the result that are known only from the data or at the end."""
   facts: dict[str, Any] = {"rounds_to_accuracy": rounds_to(rows, config.targets)}
-  # An exact function of the users' labels: named as such where users are promised privacy,
-  # and left out with the other diagnostics.
+  # Heterogeneity is an exact function of the users' labels. With a guarantee, its name says
+  # "not_private", and it is left out together with the other diagnostics.
   public = config.privacy.method == "none"
-  # Heterogeneity compares the class shares of clients, so it needs classes.
+  # It compares the class shares of clients, so it needs classes.
   of_classes = fed.federation.dataset.target is None
   if of_classes and (public or (config.diagnostics and not config.release)):
     name = "heterogeneity" if public else "not_private/heterogeneity"

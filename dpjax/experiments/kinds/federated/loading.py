@@ -26,7 +26,7 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
     features: as in `central.build.load_data`.
 
   Raises:
-    UserError: data that are not there; the line says how to get them.
+    UserError: data that are missing; the message says how to get them.
   """
   natural = name_of(config, "partition") in NATURAL
   loaded = _natural(config) if natural else _partitioned(config)
@@ -43,8 +43,8 @@ def with_features(
 
 
 def _natural(config: FedConfig) -> tuple[Federation, Any]:
-  """Loads clients named by the data. Test clients are scored together, and need not be in
-  training."""
+  """Loads clients named by the data. Test clients are scored together, and may be others than
+  the training clients."""
   with data_section.errors_of_data():
     train, test = config.partition.make(config.data)
   fed_bounds.local_batch(config, len(train))
@@ -67,9 +67,8 @@ def central(config: FedConfig) -> TrainConfig:
 
 
 def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
-  """Loads a simulated federation. The partition is a part of the question: it is fixed
-  before any mechanism runs, so it may depend on the labels. The config gives the number of
-  users."""
+  """Loads a simulated federation, whose number of users the config gives. The partition may depend
+  on the labels: it defines the users' data, before any mechanism runs."""
   train, test = build_central.load_data(central(config), features=False)
   needs_arrays(train, "launch.federate")
   fed_bounds.local_batch(config, train.nominal_size or len(train))

@@ -25,9 +25,9 @@ from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
-# Default number of canary clients. Take an epsilon of 4 at delta 1e-3, and all guesses
-# right. `claim_p_value` does not assume independence: it gives .0056 with 600 canaries,
-# where .005 refutes. With 1,000 it gives .0038.
+# Default numbers of canary clients. For epsilon 4 at delta 1e-3 with all guesses right,
+# `claim_p_value`, which assumes no independence, gives .0056 with 600 canaries and .0038 with
+# 1,000; a claim is refuted at .005.
 _JOINED = 1000
 _IN_PLACES = 50
 METHODS = {
@@ -40,7 +40,7 @@ METHODS = {
 }
 SAMPLERS = sampling.used_for("clients")
 CENTRAL = ("central", "both", "dp_ftrl")
-# methods that fit a secure sum: no server adds noise to what it sees
+# Methods that fit a secure sum, since the server adds no noise.
 SUMMED = ("none", "local", distributed.METHOD)
 
 
@@ -54,11 +54,10 @@ def relation(config: FedConfig) -> str:
 
 
 def public_size(config: FedConfig, federation: Federation) -> int:
-  """Returns the number of clients that the mechanism may depend on; see `runs.sizes`.
+  """Returns the number of clients that the mechanism may depend on; see `run.sizes`.
 
   Raises:
-    UserError: clients whom the data name, and nobody declares how many, under
-      add_or_remove_one.
+    UserError: under add_or_remove_one, no number is declared for clients that the data name.
   """
   privacy = config.privacy
   known = federation.nominal_users
@@ -75,12 +74,10 @@ def public_size(config: FedConfig, federation: Federation) -> int:
 
 
 def canaries_join(config: FedConfig) -> bool:
-  """Whether the canary clients of this run can join all others, so that no client is
-  replaced.
+  """Whether the canary clients of this run can join all others, so that no client is replaced.
 
-  Under add_or_remove_one a guarantee is about federations of any size. Samplers that are told
-  how many clients there are, and the promises of clients' own noise, need canaries that take
-  somebody's place.
+  Under add_or_remove_one, the guarantee covers federations of any size. Samplers that depend on
+  the number of clients, and guarantees from clients' own noise, need canaries that replace clients.
   """
   privacy = config.privacy
   return (
@@ -92,7 +89,7 @@ def canaries_join(config: FedConfig) -> bool:
 
 
 def audit_settings(config: FedConfig) -> FedAuditConfig:
-  """Returns the settings of the audit with all choices made."""
+  """Returns the settings of the audit, with `auto` and 0 replaced by actual values."""
   audit = config.audit
   join = canaries_join(config)
   kind = audit.kind
@@ -103,7 +100,7 @@ def audit_settings(config: FedConfig) -> FedAuditConfig:
 
 
 def check_cohort(config: FedConfig, num_clients: int) -> None:
-  """Raises UserError for cohorts that are larger than the federation."""
+  """Raises UserError for a `clients_per_round` that exceeds the number of clients."""
   if config.clients_per_round > num_clients:
     raise UserError(
       f"must be <= partition.num_clients={num_clients}",
@@ -208,8 +205,8 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     sampling_prob=prob,
     num_examples=num_clients,
     num_steps=config.num_rounds,
-    # A neighbouring federation may hold one more client. All canaries are counted, whatever
-    # their coins: a refusal would reveal the coins.
+    # A neighbouring federation may have one more client. All canaries are counted, also those
+    # that are out, since a refusal would reveal which are in.
     padded_batch_size=num_clients + joining + 1,
     neighboring_relation=config.privacy.neighboring_relation,
     unit="user",
@@ -281,13 +278,11 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
 @bounds.names_fields
 def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
   """Makes (the plan that runs, the plan that is reported). They differ only for a simulated
-  cohort.
-
-  The noise on the mean is that of the reported plan in both: z C / simulated_cohort.
+  cohort, and both have the same noise on the mean, z C / simulated_cohort.
   """
   privacy = config.privacy
   check_cohort(config, num_clients)
-  # all numbers below follow from `num_clients`, the number of `public_size`
+  # All numbers below use the public `num_clients`, never the true number.
   if privacy.method == "dp_ftrl":
     plan = _ftrl_plan(config, num_clients)
     return plan, plan
@@ -310,7 +305,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
     return plan, plan
   whole = sampling.PoissonSampler(prob=cohort / population, capacity=population + 1)
   reported = _plan(config, whole, cohort, noise)
-  # The noise on the mean is kept: z C / simulated_cohort, for any actual cohort.
+  # Scaled so that the noise on the mean stays z C / simulated_cohort for any actual cohort.
   scaled = reported.noise_multiplier * config.clients_per_round / cohort
   return _plan(config, sampler, config.clients_per_round, scaled), reported
 
@@ -326,8 +321,8 @@ def _simulation_note(config: FedConfig) -> str:
 
 
 def local_noise(config: FedConfig) -> float | None:
-  """Returns the noise multiplier on a client's message, calibrated for a message in every
-  round; None where clients add no noise."""
+  """Returns the noise multiplier on a client's message; None where clients add no noise. For
+  method "local" without a given one, it is calibrated for a message in every round."""
   privacy = config.privacy
   if privacy.method not in ("local", "both"):
     return None
@@ -360,8 +355,7 @@ _LOCAL_NOTE = (
 
 
 def local_promise(config: FedConfig, num_clients: int) -> Guarantee:
-  """Returns the guarantee against the server itself, for a client that takes part in every
-  round."""
+  """Returns the guarantee against the server, for a client that takes part in every round."""
   noise = local_noise(config) or 0.0
   delta = config.privacy.delta
   relation = str(NeighboringRelation.REPLACE_ONE)
@@ -405,7 +399,7 @@ def make_promise(
 ) -> Guarantee:
   """Returns the guarantee for one of `num_clients`.
 
-  The plans are those of `make_plan`, the mechanism that of `distributed.mechanism`.
+  The plans are those of `make_plan`, the mechanism is that of `distributed.mechanism`.
   """
   asked = guarantee.asked(attack_of(config.privacy), config.privacy.delta)
   if mechanism is not None:

@@ -67,7 +67,7 @@ class SharesAmongClients:
     protocol = sums.by_name(self.kind, min_survivors=least, **self.settings())
     if not self.simulated:
       return protocol
-    # Masks cancel in the sum, so addition in the clear gives the same integers.
+    # Masks cancel in the sum, so adding in the clear gives the same integers.
     masked = isinstance(protocol, (sums.SecAgg, sums.SecAggPlus))
     return sums.Simulated(protocol) if masked else sums.PlainSum(min_survivors=least)
 
@@ -223,7 +223,7 @@ def check(
 
   Args:
     clients: `clients_per_round`.
-    allowed_by_field: field of the config -> (its value, the values that do).
+    allowed_by_field: field of the config -> (its value, the allowed values).
   """
   if isinstance(chosen, NoSecureSum):
     return

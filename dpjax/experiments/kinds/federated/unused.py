@@ -1,4 +1,4 @@
-"""Settings of a run over clients that nothing would read."""
+"""Settings of a federated run that nothing would read."""
 
 from __future__ import annotations
 

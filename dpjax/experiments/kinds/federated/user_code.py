@@ -1,4 +1,4 @@
-"""A user's own parts of a run over clients, by import path: see `config.user_code`."""
+"""User-defined parts of a federated run, by import path: see `config.user_code`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dpjax.validate import UserError
 
 
 def aggregator(path: str) -> federated.Aggregator:
-  """Loads `make()`. It never counts as a private aggregator, whatever it states."""
+  """Loads `make()`. Its aggregator never counts as private, even if it says so."""
   field = "aggregator"
   built = names.call(path, field)
   if not isinstance(built, federated.Aggregator):
     raise wrong(field, path, "a federated.Aggregator", built)
-  # Shapes of one message, known when a run begins.
+  # Shapes of one message; `init` fills the list when a run begins.
   expected: list[Any] = []
 
   def init(message: ArrayTree) -> ArrayTree:
@@ -75,7 +75,7 @@ def _client(
 def _whole(
   users_algorithm: federated.FederatedAlgorithm, path: str
 ) -> federated.FederatedAlgorithm:
-  """Checks a whole algorithm: its states hold parameters, and its rounds report their work."""
+  """Wraps a user's whole algorithm: checks that states hold the parameters, and rounds' results."""
 
   def init(params: Params, num_clients: int = 0) -> ArrayTree:
     state = users_algorithm.init(params, num_clients)
@@ -106,9 +106,8 @@ def algorithm(
   """Loads `make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=,
   key=)`.
 
-  A function that returns a `ClientAlgorithm` says what ONE client does; message, clip, noise
-  and server are dpjax's, so privacy is too. One that returns a whole `FederatedAlgorithm`
-  could release what no noise covers.
+  A `ClientAlgorithm` says what ONE client does. Message, clip, noise and server are dpjax's own, so
+  the guarantee holds. A whole `FederatedAlgorithm` could release values without noise.
 
   Raises:
     UserError: neither is returned, or a whole algorithm in a private run.

@@ -1,7 +1,7 @@
 """Builds the job of one run of PATE from a `PateConfig`.
 
-Two phases in a row: the votes of all teachers, some teachers a step, and then the queries, one a
-step. Only the second publishes anything. Votes lie in checkpoints alone, which are secret.
+The first phase counts the votes of all teachers, some teachers in each step. The second answers
+one query in each step; only it publishes anything. Votes are stored only in secret checkpoints.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.teacher_votes import UNANSWERED
 from dpjax.training import pate
 
-# Teachers of a step: their padded parts are in memory at once.
+# Teachers in a step, whose padded parts are in memory at once.
 _AT_ONCE = 10
-# A query that was not asked, because all answers were given.
+# Label of a query that was not asked, because all answers were used.
 _NOT_ASKED = -2
 
 
@@ -53,7 +53,7 @@ class _Sides(NamedTuple):
 
 
 def digest(config: PateConfig) -> bytes:
-  """Returns the public digest of everything in the config that shapes the run."""
+  """Returns the public digest of all fields of the config that decide what the run computes."""
   return named_data.digest("pate", config)
 
 
@@ -67,7 +67,7 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   """Builds the job of one run.
 
   Args:
-    loaded: as `load_data` returns them, to share them between runs.
+    loaded: result of `load_data`, to share it between runs; None: it is loaded.
   """
   check(config)
 
@@ -88,11 +88,11 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     guarantee = public_pool.noted(
       vote_costs.promised(config, num_records), config, sides.public
     )
-    # Here, so that a run that may not begin claims no folder.
+    # Checked here, so that a refused run claims no folder.
     guarantee.check_budget(Ledger())
 
     def schedule(train_phase: TrainPhase) -> RunOutcome:
-      # Both phases read them, and a resumed run may need only the second.
+      # Cached: both phases read the features, but a resumed run may need only the second phase.
       public = functools.cache(lambda: _features(config, sides.public))
       votes = train_phase(_votes_phase(config, sides, public))
       counts = np.asarray(votes.state["counts"])
@@ -114,9 +114,9 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
 
 def _features(config: PateConfig, dataset: Any) -> np.ndarray:
-  """Returns features [n, d]; each example's follow from it alone, by public constants."""
+  """Returns features [n, d]. Each row depends on its own example and public constants only."""
   if config.features == "pixels":
-    # Not -1: the neighbour of one record is no record, of which no width can be inferred.
+    # Not -1: a neighbour of a single record is an empty data set, whose width -1 cannot infer.
     shape = (len(dataset), math.prod(dataset.x.shape[1:]))
     return np.reshape(np.asarray(dataset.x, np.float32), shape)
   options = {"num_groups": config.num_groups}
@@ -135,7 +135,7 @@ def _votes_phase(
 
   @functools.cache
   def prepared() -> tuple[np.ndarray, np.ndarray, jax.Array]:
-    """Returns (features, part of each record, queries), when the first teacher is trained."""
+    """Returns (features, part of each record, queries); computed for the first teacher."""
     if config.neighboring_relation == "add_or_remove_one":
       parts = pate.parts_by_content(sides.private.x, sides.private.y, config.num_teachers)
     else:
@@ -167,7 +167,7 @@ def _votes_phase(
 
 
 class _Student:
-  """The student of published labels; of public examples alone, so it costs nothing."""
+  """The student, trained on published labels and public examples, so it costs no privacy."""
 
   def __init__(self, config: PateConfig, sides: _Sides, public: Callable[[], np.ndarray]):
     self.config = config
@@ -176,7 +176,7 @@ class _Student:
 
   @functools.cached_property
   def graph(self) -> pate.PublicGraph:
-    """The public graph, computed once, when the first student is asked for."""
+    """Returns the public graph, computed once, for the first student."""
     seen = self.public()
     pool = self.config.num_pool
     return pate.public_graph(
@@ -202,7 +202,7 @@ class _Student:
     return spread, weights
 
   def released(self, state: Any) -> dict[str, np.ndarray]:
-    """Returns everything that may leave."""
+    """Returns the outputs that may be published."""
     labels = np.asarray(state["labels"])
     spread, weights = self._of(labels.tobytes())
     return {"labels": labels, "pool_labels": spread, "student": weights}
@@ -239,7 +239,7 @@ def _queries_phase(
     query, row = draw
     label = mechanism(jax.random.fold_in(random.noise, query), row)
     left = jnp.sum(state["labels"] >= 0) < config.most_answers
-    # Where no answer is left nothing is asked: what was accounted stays accounted.
+    # With no answer left the query is not asked. All answers were accounted for in advance.
     label = jnp.where(left, label, _NOT_ASKED)
     return {"labels": state["labels"].at[query].set(label)}, None
 

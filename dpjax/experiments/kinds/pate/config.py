@@ -186,5 +186,5 @@ def check(config: PateConfig) -> None:
       field="cost_order",
       value=config.cost_order,
     )
-  # Refuses a noise that cannot be had.
+  # Raises UserError where no noise reaches epsilon.
   _ = config.aggregate

@@ -1,4 +1,4 @@
-"""The cost of a run of PATE: its guarantee, and the cost of its very votes."""
+"""The cost of a run of PATE: its guarantee, and the cost that depends on its actual votes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dpjax.mechanisms.teacher_votes import ConfidentGNMax
 from dpjax.noise import source
 from dpjax.validate import UserError
 
-# A step is an int32 >= 0, so no query has the key that is made from this number.
+# Folded into the noise key. Queries fold in an int32 >= 0, so no query has this key.
 _OF_COST = 2**32 - 1
-# Public: published costs are multiples of it.
+# Published costs are rounded to multiples of this public number.
 _COST_STEP = 2.0**-12
 
 
 def step_events(config: PateConfig) -> list[accounting.DpEvent]:
   """Returns the event of each query, in order.
 
-  Where answers are limited, the first query bears the cost of all: how many are used, and
-  when, depends on the votes. What is accounted must not.
+  Where answers are limited, the event of the first query includes all answers. How many are used,
+  and when, depends on the votes, so accounting must not depend on that.
   """
   mechanism = config.aggregate
   relation = config.neighboring_relation
@@ -126,10 +126,10 @@ def _words(config: PateConfig) -> str:
 def of_votes(
   config: PateConfig, counts: np.ndarray, answered: np.ndarray
 ) -> dict[str, Any]:
-  """Returns what these very votes cost. PRIVATE: it follows from the votes without noise.
+  """Returns the cost of these actual votes. PRIVATE: it is computed from the votes without noise.
 
-  For Confident-GNMax it is the sum along the answers that were given, as the paper reports it
-  in expectation; nobody has proved it to be an epsilon.
+  For Confident-GNMax it sums over the answers that were given; the paper reports the expectation
+  of this sum. Nobody has proved it to be an epsilon.
 
   Args:
     counts: [num_queries, K]. answered: [num_queries], whether a label was given.
@@ -153,8 +153,8 @@ def of_votes(
 def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[str, Any]:
   """Returns the cost of these votes at one Renyi order, published by smooth sensitivity.
 
-  The number is an estimate of a private quantity. It is no epsilon of a guarantee: that one is
-  the run's own, which contains the cost of this release.
+  The number estimates a private quantity and is not a guarantee. The run's own epsilon is, and it
+  includes the cost of this release.
 
   Args:
     counts: [num_queries, K], all answered.
@@ -173,7 +173,7 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
   local = np.zeros(config.num_teachers)
   known: dict[tuple[int, ...], tuple[float, np.ndarray]] = {}
   for row in counts:
-    # Costs do not depend on which class has which count.
+    # A cost depends only on the sorted counts, so equal ones are computed once.
     name = tuple(sorted(row.tolist()))
     if name not in known:
       log_q = votes.log_prob_of_others(row, std)
@@ -187,11 +187,11 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
   release = votes.SmoothSensitivity(config.cost_beta, config.cost_noise)
   smooth = release.sensitivity(local)
   of_cost = jax.random.fold_in(key, np.uint32(_OF_COST))
-  # Noise off a grid: one on a grid, times a private scale, would be on a grid that tells it.
+  # The noise is not on a grid: times a private scale, its grid would reveal that scale.
   drawn = float(source.gaussian(of_cost, np.zeros((), np.float32), 1.0, long_tails=True))
   noisy = cost + smooth * config.cost_noise * drawn
-  # Rounded to a public grid, far above the spacing of floats: which numbers can be published
-  # does not depend on the votes.
+  # Rounded to a public grid, far coarser than the spacing of floats, so that the set of numbers
+  # that can be published does not depend on the votes.
   rdp = round(noisy / _COST_STEP) * _COST_STEP
   epsilon = (
     rdp + math.log1p(-1 / order) - (math.log(config.delta) + math.log(order)) / (order - 1)
@@ -208,7 +208,8 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
 
 
 def _epsilon(orders: Sequence[float] | np.ndarray, rdp: np.ndarray, delta: float) -> float:
-  """Converts divergences (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, prop. 12)."""
+  """Returns epsilon at delta from Renyi divergences (Canonne, Kamath and Steinke 2020,
+  arXiv:2004.00010, prop. 12)."""
   orders = np.asarray(orders)
   epsilons = rdp + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
   return float(max(0.0, np.nanmin(epsilons)))

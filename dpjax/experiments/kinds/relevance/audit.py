@@ -31,7 +31,7 @@ from dpjax.relevance import rigorous
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
 _LOCAL = "features, local"
-# Digits kept of a likelihood ratio: float32 noise has no more.
+# Decimals kept of a log likelihood ratio, since float32 noise has no more precision.
 _DIGITS = 4
 
 
@@ -46,8 +46,7 @@ class Bound(NamedTuple):
 def facts(
   config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome
 ) -> dict[str, Any]:
-  """Returns the audit's part of result.json; nothing where no attack applies without
-  canaries."""
+  """Returns the audit's part of result.json; {} where no attack applies."""
   attacks = _attacks(config, job, outcome)
   if not attacks:
     return {}
@@ -76,8 +75,7 @@ def facts(
 
 
 def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome):
-  """Returns name -> (confidence -> Bound). The attacks are chosen before any result is
-  known."""
+  """Returns name -> (confidence -> Bound). The choice depends on no result of an attack."""
   attacks: dict[str, Callable[[float], Bound]] = {}
   draw = outcome.privacy.details.get("draw")
   if draw in ("batch", "run"):
@@ -85,8 +83,7 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.
   elif outcome.noise is not None:
     attacks["U1"] = lambda c: _features(config, job, outcome, c)
   if config.audit.canary_runs:
-    # Canaries differ from their rows in what the guarantee covers, so not in a public
-    # label.
+    # With public labels the guarantee covers features only, so canaries keep their labels.
     public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
     for name in ("U4",) if public else _KINDS:
       attacks[name] = lambda c, name=name: _canaries(config, job, outcome, name, c)
@@ -99,8 +96,8 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.
 def worst_pair(
   shape: tuple[int, ...], beta: np.ndarray, clip: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the two records that independent noise separates best: all 0 and all 1. With a
-  weighted L1 clip they are two records of that norm, on different features if possible.
+  """Returns the two records that are easiest to tell apart under independent noise: all 0 and
+  all 1. With a weighted L1 clip: records of at most that norm, on different features if possible.
 
   >>> worst_pair((4,), np.full(4, 0.25), 0.25)[1].tolist()
   [0.0, 0.0, 0.0, 1.0]
@@ -108,7 +105,7 @@ def worst_pair(
   if clip is None:
     return np.zeros(shape, np.float32), np.ones(shape, np.float32)
   weights = np.broadcast_to(noise_lib.by_feature(beta, shape), shape).reshape(-1)
-  # The factor forgives rounding of the sum, which could leave the last feature out.
+  # The factor allows for rounding of the sum, which could exclude the last feature.
   limit = min(clip, weights.sum() / 2) * (1 + 1e-6)
   used = np.cumsum(weights) <= limit
   last = np.cumsum(weights[::-1])[::-1] <= limit
@@ -118,7 +115,8 @@ def worst_pair(
 
 
 def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
-  """Applies the method's noise to both records, many times, and thresholds the ratio."""
+  """Returns the bound of U1: both records get the method's noise many times, and the likelihood
+  ratio tells them apart."""
   noise = outcome.noise
   n = config.audit.num_trials
   pair = noise.clipped(np.stack(worst_pair(noise.shape, noise.beta, noise.l1_clip)))
@@ -168,14 +166,14 @@ def shared_noise_scores(
   clip_after: float | None = None,
   **options: Any,
 ) -> auditing.Scores:
-  """Scores of an attacker who knows one record of a batch (all 0). The question is whether
-  another record is all 0 or all 1. The score is the largest difference, in `num_trials`
-  batches of either kind.
+  """Returns the scores of an attacker who knows one record of a batch (all 0), and must tell
+  whether another record is all 0 or all 1, in `num_trials` batches of either kind.
 
-  Entries that are clipped on the way say nothing; one that is not says everything.
+  A score is the largest difference of the two noisy records. Clipped entries reveal nothing, and
+  one entry that is not clipped reveals everything.
   """
   shaped = jnp.asarray(noise_lib.by_feature(scales, shape))
-  # Without a clip afterwards nothing is limited.
+  # An infinite limit stands for no clip after the noise.
   limit = jnp.inf if clip_after is None else clip_after
 
   @jax.jit
@@ -217,7 +215,7 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
 def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float) -> Bound:
   """Trains again with canaries, each in by a fair coin, and scores them by their loss.
 
-  A claim is taken under replace_one, as its theorems 2 and 4 have it; a proof under its own
+  A claim is tested under replace_one, the relation of its theorems 2 and 4; a proof under its own
   relation.
   """
   privacy = outcome.privacy
@@ -233,8 +231,7 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     neighboring_relation=relation,
     keep_labels=features_only,
   )
-  # New noise, not that of the released run: with equal noise two models would differ by
-  # their data alone.
+  # New noise: with that of the released run, the two models would differ by their data alone.
   purpose = 2000 + sorted(_KINDS).index(name)
   key = jax.random.fold_in(job.keys.noise, purpose)
   run_keys = job.keys._replace(noise=key, secret=job.keys.secret + purpose)

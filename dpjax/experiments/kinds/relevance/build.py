@@ -1,12 +1,12 @@
 """Builds the job of one run of relevance from its config.
 
-A run is several trainings in a row (model 1, model 2), each a phase of the loop with
-checkpoints of its own, so an interrupted run resumes inside one. Each training starts from the
-last checkpoint of the one before. Relevance, noise and noisy records are recomputed from that
-checkpoint, the data and the run_keys.
+A run is a sequence of trainings (model 1, model 2). Each is a phase of the loop with its own
+checkpoints, so an interrupted run resumes inside a training. Each training starts from the last
+checkpoint of the previous one. From that checkpoint, the data and the keys, relevance, noise and
+noisy records are computed again.
 
-In rigorous mode the keys come from the operating system. They are kept, beside the
-checkpoints, until the run is done and then forgotten, with the checkpoints.
+In rigorous mode the keys come from the operating system, unless `seeded_noise` is set. They are
+kept beside the checkpoints, and deleted with these when the run is done.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def build(
   *,
   curve: str | None = None,
 ) -> loop.Job:
-  """The job of one run: one epsilon, one seed, no curves.
+  """Returns the job of one run: one epsilon, one seed, no curves.
 
   Args:
-    data: what runs may share, to be filled: data sets, model 1 and its relevance.
-    curve: what an experiment (`dpjax.experiments.sweeps.experiment`), which has checked its
-      config, calls it. None: a run of its own, for which nothing may be set that it does not read.
+    data: dict that the run fills, to share between runs: data sets, model 1 and its relevance.
+    curve: name of the curve in an experiment (`dpjax.experiments.sweeps.experiment`), which has
+      checked the config. None: a single run, for which fields that it does not read are refused.
   """
   shared = {} if data is None else data
   if curve is None:
@@ -117,7 +117,7 @@ def _schedule(
     if outcome.maps:
       np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
     relevance_pictures.pictures(folder, outcome, config.lrp)
-    # Table 1 of the paper: each class against all others.
+    # As in table 1 of the paper: each class against all others.
     names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
     rows = [
       {"class": label} | dict(zip(names, map(int, counts)))
@@ -126,7 +126,7 @@ def _schedule(
     report.write_csv(folder / _COUNTS, rows)
 
   times = {name: round(value, 3) for name, value in seconds.items()}
-  # In a release, times would reveal sizes of batches; see `loop`.
+  # A release contains no times, since these depend on the sizes of batches.
   more: dict[str, Any] = {"stage_seconds": None if is_released(config) else times}
   more["test_squared_error"] = counted.squared_error
 
@@ -168,10 +168,10 @@ def oscillation(values: Sequence[float]) -> float | None:
 
 
 def forget(folder: pathlib.Path) -> None:
-  """Deletes a finished run's memory, except the identity of its data.
+  """Deletes a finished run's keys and checkpoints, except the identity of its data and code.
 
-  Its keys and states could only take its noise away. An experiment asks again, since a run may
-  have been killed right after its result was written.
+  Keys and checkpoints have no more use, and could reveal its noise. An experiment calls this
+  again, since a run may have been killed right after its result was written.
   """
   known = owner.remembered(folder)
   if known:
@@ -180,7 +180,7 @@ def forget(folder: pathlib.Path) -> None:
 
 
 def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Phase:
-  """Returns the phase of training one method; its cost is a stage of the method's own ledger."""
+  """Returns the phase of one training. It has no `guarantee`: the method accounts for the cost."""
   scored = steps.scored
   run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
   return loop.Phase(
@@ -212,7 +212,7 @@ def guarantee(privacy: relevance.Privacy, num_records: int) -> Guarantee:
 
 
 def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
-  """Returns the digest of all training data: private ones, and public ones of model 1."""
+  """Returns the digest of all training data: the private data, and public data of model 1."""
   train = load_data(config, loaded)[0]
   public = load_public(config, loaded)
   # `loaded` keeps both alive, so their ids stay valid.
@@ -235,8 +235,8 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
 
 
 def public_size(config: RelevanceConfig, train: Any) -> int:
-  """Returns the number of records that plans are made for; see `runs.sizes`. Rigorous RADP
-  guarantees replace_one, which fixes it. Claims of papers prove nothing."""
+  """Returns the number of records that plans are made for; see `run.sizes`. Only methods with a
+  plan must declare it: rigorous RADP is under replace_one, and claims of papers prove nothing."""
   return sizes.public(
     len(train),
     train.nominal_size,
@@ -248,7 +248,7 @@ def public_size(config: RelevanceConfig, train: Any) -> int:
 
 
 def load_public(config: RelevanceConfig, loaded: dict) -> Any:
-  """The data of a public model 1, or None."""
+  """Returns the data of a public model 1, or None."""
   if config.public_data is None:
     return None
   other = dataclasses.replace(
@@ -318,8 +318,8 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
 def is_released(config: RelevanceConfig) -> bool:
   """Whether the noise comes from the operating system.
 
-  It does in rigorous mode, unless `seeded_noise` is set. There the order of batches must not
-  depend on the data, as it does with a seed: the released model depends on that order.
+  It does in rigorous mode, unless `seeded_noise` is set. There the order of batches must not depend
+  on the data, since the released model depends on that order. With a seed it would.
   """
   rigorous = config.method == "radp" and config.mode == "rigorous"
   return rigorous and not config.rigorous.seeded_noise
@@ -364,13 +364,13 @@ def _result(
     "num_examples": job.size,
     "noise_from_seed": not is_released(config),
   }
-  # Public to model 1, and to everything that follows from it.
+  # The public data of model 1 influence everything computed after it.
   if job.public is not None:
     result[saved.PRETRAINED_ON] = [str(config.public_data)]
   return result | (audit.facts(config, job, outcome) if config.audit.enabled else {})
 
 
 def _training(config: RelevanceConfig) -> relevance.Training:
-  """Copies fields by name, so that no common field can be left out."""
+  """Returns the settings of training, copied by name so that no common field is left out."""
   names = (field.name for field in dataclasses.fields(relevance.Training))
   return relevance.Training(**{name: getattr(config, name) for name in names})

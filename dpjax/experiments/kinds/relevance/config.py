@@ -14,14 +14,13 @@ from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.relevance.settings import MODES
 from dpjax.validate import UserError
 
-# Fewer draws could refute nothing.
+# Audits with fewer draws could refute no claim.
 _DRAWS = rules.between(20, rules.MOST_DRAWS)
 
 
 @dataclasses.dataclass
 class RelevanceAuditConfig:
-  """Attacks on each point; their bounds hold together at 95 % (Bonferroni over the
-  attacks)."""
+  """Attacks on each point; all bounds hold together at 95 % (Bonferroni over the attacks)."""
 
   enabled: Annotated[bool, "attack every point"] = False
   num_trials: Annotated[

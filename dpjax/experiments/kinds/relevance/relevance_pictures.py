@@ -20,8 +20,8 @@ _PICTURES = 8
 
 
 def pictures(workdir: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None:
-  """Writes `workdir`/heat_maps.png: test images with the released net's relevance. Where
-  they exist, maps.png shows relevance and beta. Images only."""
+  """Writes `workdir`/heat_maps.png: test images with the released net's relevance. If there are
+  maps of relevance and beta, writes maps.png. Does nothing for data other than images."""
   if np.ndim(outcome.test.x) != 4:
     return
   _heat_maps(workdir / "heat_maps.png", outcome, how)
@@ -57,7 +57,7 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
 
 
 def _maps(path: pathlib.Path, maps: dict[str, np.ndarray]) -> None:
-  # Only for square images does the size determine the shape.
+  # A map is flat, and its size determines its shape only for square images.
   sides = {name: math.isqrt(values.size) for name, values in maps.items()}
   square = {name: side for name, side in sides.items() if 1 < side**2 == maps[name].size}
   if not square:

@@ -16,7 +16,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.unused import of_model, of_options
 from dpjax.relevance.settings import Rigorous
 
-_SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
+_SGD = ("dpsgd", "tempered", "radp_dpsgd")
 _ADAPTIVE = ("dp_adam", "dpdligdo")
 # Methods that perturb gradients, and so have a plan.
 PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)

@@ -1,8 +1,8 @@
-"""Logistic regression of two parties with different columns of the same people, as a run.
+"""Logistic regression of two parties with different columns of the same users, as a run.
 
-Party a holds labels and the first columns, party b the other columns. Each holds people whom the
-other does not know. They align by private set intersection. On the rows of both they train as
-`noisy_model` does, and open the weights with noise, at the same proved epsilon.
+Party a holds labels and the first columns, party b the other columns. Each also holds users whom
+the other does not know. They align by private set intersection. On the rows of shared users they
+train like `noisy_model`, and open the weights with noise, at the same proved epsilon.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _WHO = (
   "The number of shared people is public."
 )
 
-# Each party clips this far inside its share of the norm.
+# Factor on each party's share of the norm, so that rounding cannot exceed it.
 _INSIDE = 1 - 1e-8
 
 
 class Aligned(NamedTuple):
-  """Rows of the people whom both parties hold, and what finding these people took."""
+  """Rows of the users whom both parties hold, and the cost of finding these users."""
 
   rows: LabelledRows  # of the people of both, in the order of their ids; party a's columns first
   held: tuple[int, int]  # people of party a, of party b
@@ -50,10 +50,10 @@ class _Ready(NamedTuple):
 
 
 def load_data(config: SecureConfig) -> Aligned:
-  """Loads the data set, divides it between two parties, and aligns what they hold.
+  """Loads the data set, divides it between two parties, and aligns their rows.
 
   Raises:
-    UserError: no column is left for party b, or nobody is held by both.
+    UserError: no column is left for party b, or no user is held by both.
   """
   rows = noisy_model.load_data(config)
   task = config.task
@@ -67,7 +67,7 @@ def load_data(config: SecureConfig) -> Aligned:
   of_a, of_b = _people(num_rows, task.shared)
   names = [f"person {place}" for place in range(num_rows)]
   found = alignment.align([names[i] for i in of_a], [names[i] for i in of_b])
-  # Row i of both is one person. Each party reads its own rows alone.
+  # Row i of both parts is one user. Each party reads only its own rows.
   first = rows.x[of_a][found.rows_a, : task.first_columns]  # [n, first_columns]
   second = rows.x[of_b][found.rows_b, task.first_columns :]  # [n, others]
   labels = rows.y[of_a][found.rows_a]
@@ -92,13 +92,13 @@ def data_digest(loaded: Aligned) -> bytes:
 def clipped_apart(
   parts: Sequence[np.ndarray], feature_norm: float, *, frac_bits: int
 ) -> np.ndarray:
-  """Returns whole rows no longer than `feature_norm`, of which each party clipped its own part.
+  """Returns whole rows of norm at most `feature_norm`, each part clipped by its own party.
 
-  Nobody knows the norm of a whole row. So a party clips its m of M columns to
-  feature_norm sqrt(m / M), and the squares add up to feature_norm^2.
+  No party knows the norm of a whole row. So a party clips its m of M columns to
+  feature_norm sqrt(m / M), and the squares of the bounds add up to feature_norm^2.
 
   Raises:
-    UserError: a norm so small that a party's share of it holds nothing but zeros.
+    UserError: a norm so small that rounding a party's share would leave only zeros.
 
   >>> parts = [np.array([[30.0]]), np.array([[0.0, 0.125]])]
   >>> clipped_apart(parts, 3.0, frac_bits=3).tolist()
@@ -107,10 +107,10 @@ def clipped_apart(
   num_columns = sum(part.shape[1] for part in parts)
   shortened = []
   for part in parts:
-    # Further inside than rounding moves a sum of squares: `OutputNoise.rows`, which clips whole
-    # rows, then changes none. No party could clip by a whole row's norm.
+    # `_INSIDE` exceeds the rounding of a sum of squares. So `OutputNoise.rows`, which clips whole
+    # rows, changes none; no party could compute a whole row's norm.
     bound = _INSIDE * feature_norm * math.sqrt(part.shape[1] / num_columns)
-    # Strictly above, as `bounded_rows` goes a little further inside.
+    # Equality is refused, too, since `bounded_rows` clips to slightly less than the bound.
     if bound <= 2.0**-frac_bits:
       raise UserError(
         f"leaves {bound:.3g} to a party with {part.shape[1]} of {num_columns} columns; must "
@@ -123,11 +123,11 @@ def clipped_apart(
 
 
 def _people(num_rows: int, shared: float) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the rows whose people party a holds, and those of party b, each in an order of its
-  own. Who holds whom is a rehearsal's choice, the same for every seed.
+  """Returns the rows of party a and those of party b, each in its own order. The division is
+  simulated, and the same for every seed.
 
   Raises:
-    UserError: so small a share that no person is held by both.
+    UserError: a share so small that no user is held by both.
   """
   num_shared = math.floor(shared * num_rows)
   if not num_shared:
@@ -145,7 +145,7 @@ def _people(num_rows: int, shared: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare(config: SecureConfig, loaded: Aligned, random: RunKeys) -> _Ready:
-  """Returns what `noisy_model` prepares for the aligned rows, and says what the alignment tells.
+  """Prepares `noisy_model` for the aligned rows; its statement names what the alignment reveals.
 
   Raises:
     UserError: nothing is proved for these rows and settings.

@@ -1,8 +1,8 @@
 """Builds the job of one secure computation from a `SecureConfig`.
 
-Both sides of a protocol run in this process and exchange bytes, so a run measures; it hides
-nothing from who starts it. Nothing is noised, but where the model of `train` is, or a model is
-opened with noise (`noisy_model`, `columns`): its epsilon is the result's.
+All parties of a protocol run in this process and exchange bytes. So a run measures costs, but hides
+nothing from whoever starts it. The result has an epsilon only where the model of `train` is
+private, or a model is opened with noise (`noisy_model`, `columns`).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from dpjax.validate import UserError
 
 
 class Computed(NamedTuple):
-  """The outcome of a computation: a row of the table."""
+  """The outcome of a computation, which is a row of the table."""
 
   protocol: str
   sizes: str  # in words
-  seconds: float  # of the protocol, both sides
+  seconds: float  # of the protocol, all parties together
   num_bytes: int  # of all messages
-  error: float  # against the same in the clear
-  error_is: str  # of what
+  error: float  # difference to the same computation in the clear
+  error_is: str  # what `error` measures, in words
   found: str  # the result in a few words
-  hides: str  # what from whom
+  hides: str  # what is hidden, and from whom
   num_steps: int
-  params: Any  # what may leave
-  facts: dict[str, Any] | None = None  # of a guarantee; None: there is none
+  params: Any  # the released arrays
+  facts: dict[str, Any] | None = None  # `Guarantee.facts`; None: there is no guarantee
   more: dict[str, Any] = {}  # noqa: RUF012 - read alone
 
 
@@ -46,7 +46,7 @@ _REPORTED = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_ste
 
 
 def digest(config: SecureConfig) -> bytes:
-  """Returns the public digest of everything in the config that this computation reads."""
+  """Returns the public digest of all fields of the config that decide what is computed."""
   fields = config_names.without_places(to_dict(config))
   for name in config.of_table:
     fields.pop(name)
@@ -60,7 +60,7 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
   """Builds the job of one computation, from a config without rows.
 
   Args:
-    loaded: what `load_data` of the task's module returns, to share them between runs.
+    loaded: result of `load_data` of the task's module, to share it; None: it is loaded.
   """
   check(config)
   if config.rows:
@@ -90,7 +90,7 @@ def _schedule(
   computed: Computed = kind.measured(config, prepared, train_phase)
   nothing = NONE.facts(Ledger(), 0.0)
   result = {
-    # Replaced for tasks that query a model.
+    # Tasks that score a model replace this value by `more`.
     "test_accuracy": None,
     **(nothing if computed.facts is None else computed.facts),
     "task": name_of(config, "task"),
@@ -104,5 +104,5 @@ def _schedule(
 
 
 def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Phase:
-  """Returns a phase of one step, which cannot be split: it is complete, or begins again."""
+  """Returns a phase of one step. If the run is stopped in it, the step starts again."""
   return pieces.filled(1, lambda: like, lambda state, _: state.update(compute()), name=name)

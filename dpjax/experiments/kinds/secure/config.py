@@ -1,8 +1,8 @@
 """Typed configuration of one secure computation, and of a table of several
 (`sweeps.secure_table`).
 
-`task` says what is computed, and holds its numbers; `protocol` is who adds vectors, for a sum;
-`train` is a config of `launch.train`, unchanged: the model that answers about encrypted images.
+`task` says what is computed, and holds its numbers. `protocol` adds the vectors of a sum. `train`
+is a config of `launch.train`, for the model that answers about encrypted images.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class SumTask:
   )
   entry_bits: Annotated[int, rules.between(1, 63), "entries are below 2^entry_bits"] = 20
   silent: Annotated[int, "clients who fall silent once they have shared their keys"] = 0
-  # File of the task, the section of the config that it reads, and libraries by their names in
-  # `extras`.
+  # The module of the task, the section of the config that it reads, and the libraries that it
+  # needs, by their names in `extras`.
   module: ClassVar[str] = "vector_sums"
   reads: ClassVar[str] = "protocol"
   needs: ClassVar[tuple[str, ...]] = ()  # those of the protocol
@@ -123,7 +123,7 @@ class TrainTask:
   ] = 100
   module: ClassVar[str] = "two_parties"
   reads: ClassVar[str] = ""
-  # The dealer expands seeds by ciphers.
+  # The dealer expands seeds with ciphers.
   needs: ClassVar[tuple[str, ...]] = ("ciphers",)
 
   def __post_init__(self):
@@ -257,7 +257,7 @@ class SecureConfig(WithChoices):
 
   @property
   def data(self) -> DataConfig:
-    """Returns the data that are hidden."""
+    """Returns the data that the computation hides."""
     if self.task.reads == "train":
       return self.train.data
     names_of_data = (getattr(self.task, name, None) for name in ("table", "dataset"))

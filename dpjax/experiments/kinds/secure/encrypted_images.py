@@ -27,7 +27,7 @@ _HIDES = "images and answers from the model's owner; of the model, nothing is pr
 
 class _Ready(NamedTuple):
   run: central.Run
-  x: np.ndarray  # [n, d] that are asked about
+  x: np.ndarray  # [n, d] images of the queries
   y: np.ndarray  # [n]
 
 
@@ -61,7 +61,7 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Trains, then queries the images, in batches."""
+  """Trains, then queries the model about the encrypted images, in batches."""
   trained = train_phase(central.phase(config.train, ready.run)._replace(subfolder="model"))
   params = training.eval_params(trained.state)
   guarantee = ready.run.guarantee
@@ -99,7 +99,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
 
 
 def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork) -> Phase:
-  """Returns a phase with one query a step. A resumed run draws new keys."""
+  """Returns a phase with one query in each step. A resumed run draws new encryption keys."""
   d, hidden = net.kernel.shape
   classes = net.head.shape[1]
   layout = config.task.layout

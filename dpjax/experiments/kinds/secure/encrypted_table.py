@@ -17,7 +17,7 @@ from dpjax.secure.homomorphic.regression import regress
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.validate import UserError
 
-# Decimals of the released weights: far coarser than the noise of a decryption.
+# Decimals of the released weights, whose steps are far larger than a decryption's noise.
 _DECIMALS = 4
 _NUMBERS = ("error", "step_error", "refreshes", "upload_bytes", "refresh_bytes")
 _NUMBERS += ("result_bytes", "seconds")
@@ -30,8 +30,8 @@ class _Ready(NamedTuple):
 
 
 def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
-  """(x [n, d], y [n]) of the table, all of its rows."""
-  # Imported here: it is slow, and belongs to an extra.
+  """Loads (x [n, d], y [n]): all rows of the table."""
+  # Imported here: scikit-learn is slow to import, and an optional package.
   with optional.needed():
     from sklearn import datasets
 
@@ -58,9 +58,9 @@ def data_digest(loaded: tuple[np.ndarray, np.ndarray]) -> bytes:
 def prepare(
   config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: RunKeys
 ) -> _Ready:
-  """Plans the regression. Raises UserError where the chain of products is too short, or
-  rows are too few."""
-  # Keys and noise of a ciphertext come from the operating system.
+  """Plans the regression. Raises UserError where ciphertexts allow too few products, or rows are
+  too few."""
+  # Not used: keys and noise of ciphertexts come from the operating system.
   del random
   x, y = loaded
   task = config.task
@@ -89,7 +89,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   def compute() -> Arrays:
     regression = regress(ready.x, ready.y, ready.x[:count], ready.plan)
     numbers = np.array([getattr(regression, name) for name in _NUMBERS], np.float64)
-    # Rounded, since the exact value of a CKKS decryption leaks about the secret key.
+    # Rounded, since the exact value of a CKKS decryption leaks information on the secret key.
     return {"weights": regression.weights.round(_DECIMALS), "numbers": numbers}
 
   state = train_phase(once(compute, like, "regression")).state

@@ -1,4 +1,4 @@
-"""Libraries that secure computations need, asked for before the first one begins."""
+"""Checks of optional libraries before the first secure computation begins."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dpjax.secure.sums import primitives
 from dpjax.secure.vertical import alignment, encrypted_vectors
 from dpjax.validate import UserError
 
-# By the names that tasks have for them (`needs`).
+# Name in a task's `needs` -> function that raises UserError where the library is missing.
 _LIBRARIES: dict[str, Callable[[], object]] = {
   "ciphers": lambda: primitives.library(),
   "intersection": lambda: alignment.library(),
   "ciphertexts": lambda: encrypted_vectors.library(ckks.INSTALL),
 }
-# Of sums whose clients agree on keys, and of sums of ciphertexts.
+# Protocol -> library: clients that agree on keys need ciphers, other sums need ciphertexts.
 _OF_PROTOCOLS = {
   **dict.fromkeys(("secagg", "secagg_plus", "committee"), "ciphers"),
   **dict.fromkeys(("bfv", "ckks"), "ciphertexts"),
@@ -25,10 +25,10 @@ _OF_PROTOCOLS = {
 
 
 def missing(config: SecureConfig) -> str:
-  """Returns the line about a library that a computation needs and does not find; "" for none.
+  """Returns the error about a missing library of a computation; "" if none is missing.
 
   Args:
-    config: of one computation, without rows.
+    config: config of one computation, without rows.
 
   >>> from dpjax.experiments.kinds.secure.config import SumTask
   >>> from dpjax.secure.sums import PlainSum

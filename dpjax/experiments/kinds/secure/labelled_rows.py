@@ -1,4 +1,4 @@
-"""Rows and labels that parties train on shares of, and what the model is asked about."""
+"""Rows and labels for training on shares, and test rows for predictions."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
   data_lib.needs_classes(train, "launch.secure")
 
   def flat(split: data_lib.Dataset) -> np.ndarray:
-    # Declared ranges are [0, 1] here; their middle becomes 0, as nothing of the data may.
+    # Centred by the middle of the declared range [0, 1], since a mean of the data is private.
     return 2 * np.asarray(split.x, np.float64).reshape(len(split), -1) - 1
 
   labels = np.asarray(train.y)
@@ -63,7 +63,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
 
 def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Ready:
   """Returns the training with noise for its epsilon. Raises UserError where nothing is proved."""
-  # Masks and noise come from the operating system.
+  # Not used: masks and noise come from the operating system.
   del random
   task = config.task
   n, d = loaded.x.shape
@@ -119,9 +119,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     error_is = "largest, of a weight, against the same without noise (NOT private)"
     summary += f"without noise {plain:.4f} (NOT private); "
   else:
-    # The exact error beside the weights tells which of two data sets they are of, so this is a
-    # public bound on its mean: of m sub-Gaussian numbers the largest has at most
-    # std sqrt(2 ln(2 m)).
+    # The exact error, beside the weights, could tell two data sets apart. So this is a public bound
+    # on its mean: that of the largest of m sub-Gaussian numbers is at most std sqrt(2 ln(2 m)).
     plain = None
     error = mechanism.std * math.sqrt(2) * math.sqrt(2 * math.log(2 * weights.size))
     error_is = "bound on the mean of the largest noise of a weight"
@@ -163,14 +162,14 @@ def _training(ready: _Ready) -> Phase:
   start = np.zeros((mechanism.num_features + 1, mechanism.num_outputs), np.uint64)
 
   def init() -> Arrays:
-    # Each party's secret for its noise. It is kept with its shares: a run that is stopped while it
-    # opens the weights opens them with the same noise again, which tells nothing new.
+    # Each party's secret for its noise, kept with its shares. A run that is stopped while opening
+    # the weights opens them with the same noise again, which reveals nothing new.
     secret = np.frombuffer(secrets.token_bytes(64), np.uint64).reshape(2, 4)
-    # Masks decide how truncations round. Steps that run again, from whichever checkpoint, round
-    # again as they did: other weights under the same noise would tell their difference. Here one
-    # process holds both parties; programs of their own would keep one such secret each.
+    # Masks decide how truncations round, so repeated steps must use the same masks. Otherwise other
+    # weights with the same noise would reveal their difference. Here one process holds both
+    # parties; separate programs would keep one such secret each.
     masks = np.frombuffer(secrets.token_bytes(32), np.uint64)
-    # Shares of zero, and what the steps took: seconds, bytes sent, bytes dealt, rounds.
+    # Shares of zero, and totals: seconds, bytes sent, bytes dealt, rounds.
     return {
       "shares": (start, start.copy()),
       "secret": secret,
@@ -188,7 +187,7 @@ def _training(ready: _Ready) -> Phase:
 
     begun = time.monotonic()
     of_first, of_second = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
-    # Never the same masks for two pieces, whose messages would tell each other's secrets.
+    # Every piece has its own masks: two messages with one mask would reveal each other's secrets.
     masks = hashlib.sha256(state["masks"].tobytes() + place.to_bytes(8, "little")).digest()
     ran = mpc.run(
       program,

@@ -1,10 +1,9 @@
 """Federated transfer learning as a run: labels of one party teach another, which has few.
 
-The source holds the left halves of images and their labels, the target right halves and few
-labels of its own. They find the people of both by private set intersection, and train as
-`secure.vertical.transfer` does. Nothing is noised, so there is no epsilon. How much that means is
-measured: how many labels of the shared people the target reads from the last message, which is
-what the simplest reader finds.
+The source holds left halves of images and their labels; the target holds right halves and a few
+labels of its own. They find the users of both by private set intersection, and train with
+`secure.vertical.transfer`. There is no noise, so no epsilon. The run measures the leakage: how many
+labels of the shared users the target reads from the last message by a simple method.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _HIDES = (
 
 
 class Halves(NamedTuple):
-  """Both halves of every image; row i of both is one person."""
+  """Both halves of every image; row i of both halves belongs to one user."""
 
   source_x: np.ndarray  # [n, pixels of a left half]
   target_x: np.ndarray  # [n, pixels of a right half]
@@ -82,15 +81,15 @@ def data_digest(loaded: Halves) -> bytes:
 
 
 def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
-  """Divides people between the parties, and aligns what they hold.
+  """Divides users between the parties, and aligns their rows.
 
   Raises:
-    UserError: the data set has fewer people than the two parties are to hold.
+    UserError: the data set has fewer users than the two parties should hold.
   """
   task = config.task
   held = task.num_source + task.num_labelled
   num_rows = len(loaded.y)
-  # Two people are the least that a source holds.
+  # A source holds at least two users.
   if task.num_labelled > num_rows - 2:
     raise UserError(
       f"must be at most {num_rows - 2}, as {task.dataset!r} has {num_rows} rows",
@@ -106,7 +105,7 @@ def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
     )
   rng = np.random.default_rng(random.order)
   of_source, labelled = np.split(rng.permutation(len(loaded.y))[:held], [task.num_source])
-  # The target's own order: only the alignment may tell which rows belong together.
+  # The target has another order, so that only the alignment reveals which rows belong together.
   of_target = rng.permutation(of_source[: task.num_shared])
   names = lambda rows: [f"person {row}" for row in rows]
   found = alignment.align(names(of_source), names(of_target))
@@ -124,7 +123,7 @@ def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Trains both parties, and the target alone; then reads labels from what was sent."""
+  """Trains both parties, and the target alone; then reads labels from the last message."""
   task = config.task
   batch = ready.batch
   num_classes = ready.halves.num_classes
@@ -145,7 +144,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   shared_y = np.asarray(batch.source_y)[np.asarray(batch.source_shared)]
   read = _accuracy(message.shared @ message.directions.T, shared_y)
   each_way = sum(leaf.size * leaf.dtype.itemsize for leaf in message)
-  # The source sends once more, for predictions.
+  # The source sends one more message, for predictions.
   of_training = (2 * task.num_steps + 1) * each_way
   seconds = float(np.asarray(trained["seconds"])[0])
   return Computed(
@@ -230,7 +229,7 @@ def _encoder(key: jax.Array, inputs: int, outputs: int) -> Params:
   """Returns parameters of a network with one hidden layer."""
   first, second = jax.random.split(key)
   return {
-    # 1.5: for pixels, most of which are near 0.
+    # The factor 1.5 is for pixels, most of which are near 0.
     "hidden": jax.random.normal(first, (inputs, _HIDDEN)) * (1.5 / inputs**0.5),
     "hidden_bias": jnp.zeros((1, _HIDDEN)),
     "out": jax.random.normal(second, (_HIDDEN, outputs)) / _HIDDEN**0.5,

@@ -48,7 +48,7 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-  """The rows as a Markdown table."""
+  """Returns the rows as a Markdown table."""
   lines = []
   for row in rows:
     shown = {**row, "seconds": f"{row['seconds']:.3g}", "bytes": amount(row["bytes"])}
@@ -94,8 +94,7 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
 def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
   """Returns the picture of the table: seconds and bytes of each row, on logarithmic axes.
 
-  Each number stands beside its point. A bar would say nothing here, because a logarithmic axis
-  has no zero where it could begin.
+  Each number stands beside its point. There are no bars, since a logarithmic axis has no zero.
 
   Args:
     rows: of secure.csv.
@@ -111,7 +110,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
   panels = drawn.subplots(3 - wide, wide, squeeze=False, sharey=True).flat
   tasks = list(dict.fromkeys(row["task"] for row in rows))
   places = np.arange(len(rows))[::-1]
-  # Values of zero have no place on a logarithmic axis, so they stand at the least one.
+  # A logarithmic axis has no zero, so values of zero are drawn at `least`.
   for axes, (name, label, least, shown) in zip(panels, (
     ("seconds", "seconds of all parties", 1e-3, lambda value: f"{value:.3g} s"),
     ("bytes", "bytes of all messages", 1.0, lambda value: amount(int(value))),
@@ -126,7 +125,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
         va="center", fontsize=look.font_size - 1.5, color="#333333",
       )  # fmt: skip
     axes.set_xscale("log")
-    # Ticks are written like the numbers; within a decade more of them stand.
+    # Ticks are formatted like the numbers. A short range of values gets more ticks.
     subs = (1.0,) if max(values) > 20 * min(values) else (1.0, 2.0, 5.0)
     axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
     # matplotlib gives a tick's number and its place; the loop's `shown` is bound here.

@@ -1,4 +1,4 @@
-"""SecureML as a run: a model trained on shares by two parties, beside the same in float64."""
+"""SecureML as a run: two parties train a model on shares; the same in float64 is compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dpjax.validate import UserError, Verbatim
 
 # Gradient steps between two checks of the clock.
 _CHUNK = 20
-# Largest parameter: the ring's fixed point can hold products of such numbers.
+# Bound on parameters, for whose products the ring's fixed point still has room.
 _MOST = 2.0**15
 _HIDES = (
   "rows, labels and the model from each party and from the dealer, who do not collude"
@@ -37,13 +37,13 @@ class _Ready(NamedTuple):
   start: tuple[secureml.Dense, ...]
   batches: np.ndarray  # [steps, B]
   recipe: secureml.Recipe
-  plain: list[secureml.Dense]  # what training in float64 comes to
+  plain: list[secureml.Dense]  # parameters of the same training in float64
 
 
 def load_data(config: SecureConfig) -> LabelledRows:
   """Loads rows to train on and to predict."""
   if config.task.dataset == "breast_cancer":
-    # Imported here: it is slow, and belongs to an extra.
+    # Imported here: scikit-learn is slow to import, and an optional package.
     with optional.needed():
       from sklearn import datasets
 
@@ -83,10 +83,10 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
     recipe.shift(task.batch_size)
   start = secureml.initial(sizes, seed=config.seed)
   batches = np.concatenate(orders).reshape(-1, task.batch_size)
-  # Training that diverges is refused below, in one line in place of many warnings.
+  # NumPy's warnings are off, since diverging training is refused below in one line.
   with np.errstate(all="ignore"):
     plain = in_the_clear.train(start, loaded.x, loaded.y, batches, recipe)
-  # Written so that NaN is refused, too. In the ring it would wrap silently.
+  # `not <` also refuses NaN. In the ring, too large numbers would wrap silently.
   if not max(np.abs(leaf).max() for leaf in jax.tree.leaves(plain)) < _MOST:
     raise UserError(
       "diverges in float64, too; must be smaller",
@@ -97,7 +97,7 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
 
 
 def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
-  """Trains on shares, and predicts on shares for one party that asks."""
+  """Trains on shares, then predicts on shares; one party gets the predictions."""
   task = config.task
   rows = ready.rows
   state = jax.tree.map(np.asarray, train_phase(_training(ready, task.truncation)).state)

@@ -1,4 +1,4 @@
-"""Sums as runs: clients' random integers, added by one protocol, beside their plain sum."""
+"""Sums as runs: a protocol adds clients' random integers, and the plain sum is compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.sums import Drops
 from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 
-# Protocol -> the hidden data, and from whom.
+# Protocol -> what is hidden, and from whom.
 _HIDES = {
   "plain": "nothing: the server sees every vector",
   "additive_sharing": "each vector from the server and all but two of the clients",
@@ -30,7 +30,7 @@ _HIDES = {
 
 
 def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
-  """Clients' integers, drawn on request: memory does not grow with their number."""
+  """Returns clients' integers, drawn on request: memory does not grow with their number."""
   task = config.task
   bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
 
@@ -50,7 +50,7 @@ class _Ready(NamedTuple):
 
 
 def load_data(config: SecureConfig) -> str:
-  """Describes the drawn vectors: a sum reads no data."""
+  """Returns a description of the random vectors, since a sum reads no data."""
   return repr(config.task)
 
 
@@ -95,7 +95,7 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     protocol=name,
     sizes=f"{task.num_clients} clients x {task.length} entries{silent}",
     seconds=float(state["seconds"][0]),
-    # Each message has two ends. One client has at most this many, so this bounds the total.
+    # Halved, since a message counts at both ends; a bound, since `client` is the largest client's.
     num_bytes=(task.num_clients * client + server) // 2,
     error=error,
     error_is="largest, of an entry of the sum",
@@ -115,11 +115,11 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
 
 
 def _error(total: np.ndarray, ready: _Ready, survivors: Any) -> float:
-  """Computes the largest error of the sum; modulo 2^bits the shorter way round."""
+  """Returns the largest error of an entry; for integers modulo 2^bits, the shorter distance."""
   want = np.zeros_like(total)
   for who in survivors:
     want += ready.vectors[who]
   if total.dtype.kind == "f":
     return float(np.abs(total - want).max())
-  # Unsigned numbers: one of the two differences is the distance, the other wraps around.
+  # Of the two unsigned differences, one is the distance and the other wraps around.
   return float(np.minimum(total - want, want - total).max())

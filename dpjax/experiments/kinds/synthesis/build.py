@@ -1,8 +1,8 @@
 """Builds the job of one run of private synthesis from a `SynthesisConfig`.
 
 With `method="kernel_mean"` step 1 is the one release of the run, and the only step that reads a
-private record. Every later step updates the generator some times: post-processing, which is
-accounted as no event. With `method="wgan_gp"` every step is one of DP-SGD (`critic_run`).
+private record. Every later step updates the generator several times. That is post-processing, so
+it has no event. With `method="wgan_gp"` every step is one of DP-SGD (`critic_run`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
 
 # Updates of a step, compiled as one program.
 _AT_ONCE = 50
-# Of the public key, beside those of `sampled_run`.
+# Folded into the public key; differs from the numbers in `sampled_run`.
 _UPDATES = 1
 
 
 def digest(config: SynthesisConfig) -> bytes:
-  """Returns the public digest of everything in the config that shapes the run."""
+  """Returns the public digest of all fields of the config that decide what the run computes."""
   return named_data.digest("synthesis", config)
 
 
@@ -56,7 +56,7 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
   """Builds the job of one run.
 
   Args:
-    loaded: as `load_data` returns them, to share them between runs.
+    loaded: result of `load_data`, to share it between runs; None: it is loaded.
   """
   check(config)
 
@@ -81,7 +81,7 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
   )
 
 
-# What only the data show to be wrong names the config's fields, too.
+# Wrapped, so that errors which only the data reveal name the config's fields, too.
 @bounds.names_fields
 def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> Phase:
   if isinstance(config.method, WassersteinGan):
@@ -95,7 +95,7 @@ def _phase(config: SynthesisConfig, train: Any, test: Any, random: RunKeys) -> P
 def promised(
   config: SynthesisConfig, mechanism: ClassSums, num_records: int | None
 ) -> Guarantee:
-  """Returns the guarantee of a run: that of its first step, whatever comes after it.
+  """Returns the guarantee of a run, which is that of its first step: later steps are free.
 
   Args:
     num_records: public size of the private data; None: it is a secret.
@@ -155,14 +155,14 @@ class _Run(SampledRun):
       num_latents=config.num_latents,
       hidden=config.hidden,
     )
-    # Divides the number of updates, so that every step is the same program.
+    # A divisor of the number of updates, so that every step is the same program.
     self.at_once = math.gcd(config.num_steps, _AT_ONCE)
     self._sums: np.ndarray | None = None
     self._targets: Any = None
 
   @property
   def num_steps(self) -> int:
-    """Returns the release and the steps of the generator."""
+    """Returns the number of steps: the release, and those of the generator."""
     return 1 + self.config.num_steps // self.at_once
 
   @functools.cached_property
@@ -180,7 +180,7 @@ class _Run(SampledRun):
     }
 
   def step(self, state: dict[str, Any], number: int) -> tuple[dict[str, Any], None]:
-    """Does the release (number 0), or some updates of the generator."""
+    """Returns the state after the release (number 0), or after `at_once` generator updates."""
     if number == 0:
       present = self.present
       key = jax.random.fold_in(self.random.noise, 0)
@@ -194,9 +194,9 @@ class _Run(SampledRun):
     return {**state, "params": params, "optimizer": optimizer}, None
 
   def targets(self, state: dict[str, Any]) -> MeanFeatures:
-    """Returns what the generator is trained to."""
+    """Returns the mean features that the generator is fitted to, from the noisy sums."""
     sums = np.asarray(state["sums"], np.float64)
-    # The release happens once, and every step asks.
+    # Computed once for each release, since every step needs them.
     if self._sums is None or not np.array_equal(self._sums, sums):
       self._sums = sums
       self._targets = self.embedding.targets(sums, self.mechanism.std)
@@ -207,7 +207,7 @@ class _Run(SampledRun):
     return state["sums"], state["params"]
 
   def drawn(self, state: dict[str, Any]) -> Samples:
-    """Draws samples of each class that has records."""
+    """Draws samples of each class that has records, by its noisy count."""
     present = np.flatnonzero(self.targets(state).present)
     if not len(present):
       shape = (0, *self.embedding.shape)
@@ -216,7 +216,7 @@ class _Run(SampledRun):
     return self.drawn_of_classes(present, draw)
 
   def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
-    """Returns what only the end tells."""
+    """Returns the parts of the result that are known only at the end."""
     counts = [round(float(count), 1) for count in self.targets(state).counts]
     return {"noisy_counts": counts} | super().describe(state, facts, rows)
 

@@ -16,8 +16,8 @@ from dpjax.sampling import PoissonSampler
 from dpjax.training.synthesis import Embedding
 from dpjax.validate import UserError
 
-# A little more noise than the exact answer: an accountant that errs on the private side then
-# finds no more than epsilon, too.
+# Factor on the exact noise, so that an accountant with a small upward error still finds at most
+# epsilon.
 _MARGIN = 1 + 1e-5
 
 
@@ -113,7 +113,7 @@ class SynthesisConfig(WithChoices):
     return ClassSums(noise, num_classes, neighboring_relation=self.neighboring_relation)
 
   def embedding(self, shape: tuple[int, int, int]) -> Embedding:
-    """Returns the features of images of a shape. They are public and know no data."""
+    """Returns the features of images of a shape. They are public and depend on no data."""
     return Embedding(
       shape,
       num_frequencies=self.num_frequencies,
@@ -173,5 +173,5 @@ def check(config: SynthesisConfig) -> None:
         value=config.neighboring_relation,
       )
     return
-  # Refuses a noise that cannot be had.
+  # Raises UserError where no noise reaches epsilon.
   _ = config.mechanism(1)

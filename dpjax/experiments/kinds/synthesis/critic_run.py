@@ -23,14 +23,14 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-# Of the public key, beside those of `sampled_run`.
+# Folded into the public key; differs from the numbers in `sampled_run`.
 _STEPS = 1
-# Classes stand beside pixels with this weight, so that the critic sees them.
+# Weight of the one-hot class beside the pixels, so that the networks do not ignore it.
 _CLASS_WEIGHT = 2.0
 
 
 class ImageCritic(nn.Module):
-  """Images and their classes -> how real they look."""
+  """Network from images and their classes to a score: higher means more like real images."""
 
   hidden: int
   num_classes: int
@@ -43,7 +43,7 @@ class ImageCritic(nn.Module):
 
 
 class ImageGenerator(nn.Module):
-  """Random numbers and classes -> images in [0, 1]."""
+  """Network from random numbers and classes to images in [0, 1]."""
 
   hidden: int
   num_classes: int
@@ -100,7 +100,7 @@ class CriticRun(SampledRun):
     return jnp.asarray(self.generator.apply(params, latents, y))
 
   def pair(self, params: Any, key: Array, example: Any) -> Any:
-    """Returns one record beside one image of its class, and a key of its own."""
+    """Returns (a record's image, a generated image of its class, the class, a key)."""
     latents_key, between_key = jax.random.split(key)
     made = self.draw(params, latents_key, example.y)
     return example.x, made, example.y, between_key
@@ -116,7 +116,7 @@ class CriticRun(SampledRun):
     return score(made) - score(real) + self.config.method.penalty * penalty
 
   def generator_loss(self, params: Any, critic: Any, key: Array) -> Array:
-    """Returns how unreal images of all classes look to the critic."""
+    """Returns minus the critic's mean score of generated images of all classes."""
     count = self.config.per_class * self.train.num_classes
     y = jnp.arange(count) % self.train.num_classes
     return -jnp.mean(jnp.asarray(self.critic.apply(critic, self.draw(params, key, y), y)))
@@ -148,7 +148,7 @@ class CriticRun(SampledRun):
     """Returns the run as a training."""
     config = self.config
     plan = self.plan
-    # `Plan.for_data` has refused a number that is a secret and that nobody declared.
+    # `Plan.for_data` has refused a secret number of records that is not declared.
     num_records = self.stated_size
     assert num_records is not None
     step = jax.jit(self.both.step, donate_argnums=0)

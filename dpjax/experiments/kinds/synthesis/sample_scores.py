@@ -1,4 +1,4 @@
-"""Scores of samples: classifiers that saw them alone, their picture, an attack on members."""
+"""Scores of samples: classifiers trained on them alone, a picture, an attack on members."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
     from sklearn import linear_model, neural_network
 
   asked = np.clip(np.reshape(np.asarray(test_x, np.float64), (len(test_x), -1)), 0, 1)
-  # Of no samples, which all classes taken for empty leave, the width cannot be inferred.
+  # There may be no sample, if all classes were taken for empty; then -1 could not be inferred.
   seen = np.reshape(np.asarray(images, np.float64), (len(images), asked.shape[1]))
   models = {
     "logistic_regression": linear_model.LogisticRegression(max_iter=100),
@@ -41,12 +41,12 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
   }
   scores: dict[str, float] = {}
   for name, model in models.items():
-    # Samples of one class teach nothing.
+    # A classifier needs two classes; with fewer, one constant class is the answer.
     if len(np.unique(labels)) < 2:
       scores[f"accuracy_{name}"] = float(np.mean(np.asarray(test_y) == [*labels, 0][0]))
       continue
     with warnings.catch_warnings():
-      # Neither needs to converge.
+      # Both classifiers are scored even if they have not converged.
       warnings.simplefilter("ignore")
       model.fit(seen, labels)
     scores[f"accuracy_{name}"] = float(np.mean(model.predict(asked) == test_y))
@@ -54,13 +54,13 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
 
 
 def attacked(images: Any, members: Any, others: Any) -> dict[str, float]:
-  """Attacks samples by distance: who is near a sample is called a member.
+  """Attacks samples by distance: a record near a sample is called a member.
 
-  Source: Hayes et al. 2019 (LOGAN) and Chen et al. 2020 (GAN-Leaks) attack generators so.
+  Source: Hayes et al. 2019 (LOGAN), Chen et al. 2020 (GAN-Leaks).
 
   Returns:
-    `auc`, `tpr_at_fpr_0.01` and its upper end at 95 %, `tpr_at_fpr_0.01_high`. Nothing where there
-    is no sample, or no record on a side.
+    `auc`, `tpr_at_fpr_0.01`, and the upper end of the rate's 95 % interval, with the ending
+    `_high`. {} where there is no sample, no member or no other record.
   """
   if not (len(images) and len(members) and len(others)):
     return {}
@@ -86,7 +86,7 @@ def write(folder: pathlib.Path, images: np.ndarray, labels: np.ndarray) -> None:
     folder / "samples.npz",
     lambda stream: np.savez_compressed(stream, x=images, y=labels),
   )
-  # There may be no sample, of which the width cannot be inferred.
+  # There may be no sample, so -1 could not be inferred.
   flat = images.reshape(len(images), math.prod(images.shape[1:]))[:_FIRST_SAMPLES]
   lines = io.StringIO()
   rows = csv.writer(lines, lineterminator="\n")

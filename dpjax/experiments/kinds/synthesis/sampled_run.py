@@ -18,7 +18,7 @@ from dpjax.experiments.run import sizes
 from dpjax.experiments.run.job import Scores
 from dpjax.experiments.run.run_keys import RunKeys
 
-# Of the public key: the keys of samples and of first parameters never meet those of steps, 1.
+# Folded into the public key; steps use 1, so keys never coincide.
 SAMPLES = 2
 PARAMETERS = 3
 # Samples that are drawn at once.
@@ -30,7 +30,7 @@ Samples = tuple[np.ndarray, np.ndarray]
 class SampledRun:
   """Samples of a generator: drawn, scored, attacked and written.
 
-  A run's own class says by `decided_by` what its samples follow from, and draws them in `drawn`.
+  Subclasses define `decided_by`, the arrays that samples depend on, and `drawn`, which draws them.
   """
 
   def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
@@ -85,7 +85,7 @@ class SampledRun:
 
   def samples(self, state: Any) -> Samples:
     """Returns (images [n, H, W, C], labels [n])."""
-    # The last row, the result and the files all ask for those of the last state.
+    # Kept, since the last row, the result and the files all need those of the last state.
     leaves = jax.tree.leaves(self.decided_by(state))
     name = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).digest()
     known, samples = self._samples
@@ -108,7 +108,7 @@ class SampledRun:
     sample_scores.write(folder, images, labels)
 
   def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
-    """Returns what only the end tells."""
+    """Returns the parts of the result that are known only at the end."""
     del facts, rows
     described: dict[str, Any] = {"num_samples": self.config.num_samples}
     if self.config.attack:
