@@ -160,6 +160,17 @@ def test_two_relations_of_any_table_have_axes_of_their_own():
   assert titles == ["add or remove one example", "replace one example"]
 
 
+@pytest.mark.parametrize("steps", ["communication rounds", None])
+def test_a_run_is_redrawn_with_the_name_of_its_steps(tmp_path, steps):
+  guarantee = {"epsilon_kind": "proved", "delta": 1e-5, "unit": "user", "epsilon": 2.0}
+  guarantee["neighboring_relation"] = "add_or_remove_one"
+  named = {"dataset": "d", "method": "dp_fed_avg", "test_accuracy": 0.2}
+  named |= {} if steps is None else {"steps_are": steps}
+  axes = _drawn_run(tmp_path, guarantee | named, [[1, 0.1, 1.0], [2, 0.2, 2.0]])
+  labels = {one.get_xlabel() for one in axes.figure.axes}
+  assert (steps or "optimizer steps") in labels and len(labels - {""}) == 1
+
+
 def _drawn_run(folder, result, rows):
   """The axes of epsilon in the picture of a run."""
   (folder / "result.json").write_text(json.dumps(result))

@@ -12,7 +12,7 @@ from dpjax.experiments.kinds.attack import table as attack_table
 from dpjax.experiments.kinds.secure import table as secure_table
 from dpjax.experiments.plots import csv_tables, measured
 from dpjax.experiments.plots.csv_tables import CsvTable, Row
-from dpjax.experiments.run import report, writers
+from dpjax.experiments.run import job, report, writers
 from dpjax.experiments.sweeps import curve_picture, noise_histograms, panels
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError, first_line, listed
@@ -316,9 +316,10 @@ def _run(table: CsvTable, title: str, look: Look) -> Figure:
   beside = table.path.with_name(writers.RESULT)
   result = writers.read_json(beside) if beside.is_file() else {}
   rows = [row | {"step": int(row["step"])} for row in table.rows]
-  # A step of a run of PATE is a query.
-  steps = "queries" if "test_answers" in table.columns else "optimizer steps"
-  drawn = report.figure(rows, result, steps=steps, look=look)
+  # Without a result only a run of PATE shows what its steps are.
+  usual = "queries" if "test_answers" in table.columns else "optimizer steps"
+  steps = result.get(job.STEPS_ARE) if isinstance(result, dict) else None
+  drawn = report.figure(rows, result, steps=str(steps or usual), look=look)
   if drawn is None:
     raise UserError(
       "must hold a score or an epsilon by step", field="csv", value=str(table.path)
