@@ -139,6 +139,7 @@ _LATER_OF: dict[str, dict[str, Any]] = {
   "synthesis": {"method": {"name": "kernel_mean"}},
   # A central run has always had a budget of memory.
   "attack": {"federate.memory_budget_gb": None},
+  "relevance": {"adlm.loss_noise": True},
 }
 # Fields of a disabled audit as an earlier version wrote them, by the audit's present kind.
 _AUDITS_OFF: dict[Any, dict[str, Any]] = {
