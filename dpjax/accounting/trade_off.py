@@ -1,4 +1,4 @@
-"""What a proof implies for membership tests: true positive rates, and mu of Gaussian DP.
+"""Bounds on membership tests that follow from a proof: true positive rates, mu of Gaussian DP.
 
 A run satisfies many pairs (epsilon, delta) at once. Together they bound every test that tells a
 run with a record from one without it (Dong, Roth and Su 2022, Proposition 2.12):

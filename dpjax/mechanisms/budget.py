@@ -54,7 +54,7 @@ class ShardCharge:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetCharge:
-  """One charge in a `BudgetLedger`."""
+  """A charge in a `BudgetLedger`: its cost, and what ran."""
 
   name: str
   epsilon: float

@@ -122,7 +122,7 @@ def uniform(num_features: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """One interpretation of Algorithm 3, or of the AdLM code before it. Noise has scale
+  """An interpretation of Algorithm 3, or of the AdLM code before it. Its noise has the scale
   m / (beta'_j eps2), with m = L (the batch size) or 1, and beta' = beta or d * beta.
 
   >>> PRESETS["P2"].scales(np.array([0.25, 0.75]), epsilon=2.0, batch_size=100).tolist()

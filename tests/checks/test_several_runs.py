@@ -100,6 +100,14 @@ def test_one_run_costs_what_it_states_and_small_deltas_are_summed():
     several_runs.together([FinishedRun("a", 1.0, 0.6)] * 2)
 
 
+def test_one_run_has_an_epsilon_at_another_delta_by_its_ledger():
+  run = _gaussian("a", 2.0)
+  other = several_runs.together([run], delta=1e-7)
+  exact = accounting.epsilon(run.event, delta=1e-7)
+  assert other.epsilon == pytest.approx(exact, rel=1e-6) and other.epsilon > run.epsilon
+  assert other.delta == 1e-7 and other.added == ()
+
+
 def test_a_delta_near_the_sum_costs_no_more_than_the_sum():
   stated, run = FinishedRun("b", 1.0, 1e-3), _poisson("a", 50)
   total = several_runs.together(
@@ -259,6 +267,20 @@ def test_folders_are_read_by_their_ledgers(runs):
   assert max(run.epsilon for run in read) < total.epsilon < 0.9 * total.sum_epsilon
   text = several_runs.statement(read, total)
   assert accounting.upper(total.epsilon) in text and "quote the sum" in text
+
+
+def test_a_result_of_an_earlier_version_is_read_by_its_ledger_too(runs, tmp_path):
+  """It does not say what aborts left of delta."""
+  later = _result(runs[0])
+  del later["accounted_delta"]
+  folder = _sealed(runs[0], tmp_path / "earlier")
+  later["run_sha256"] = workdir.sealed(
+    json.loads((folder / "config.json").read_text()), TrainConfig.where, later
+  )
+  (folder / "result.json").write_text(json.dumps(later))
+  (earlier,) = several_runs.read([str(folder)])
+  (now,) = several_runs.read([str(runs[0])])
+  assert earlier == dataclasses.replace(now, name=str(folder))
 
 
 def test_a_folder_of_a_sweep_stands_for_its_finished_runs(runs, tmp_path):

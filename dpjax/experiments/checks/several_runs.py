@@ -46,7 +46,7 @@ _WHERE = ((), TrainConfig.where, FedConfig.where)
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-  """What a finished run guarantees, and by which privacy loss.
+  """The guarantee of a finished run, and the privacy loss that it follows from.
 
   Args:
     name: of its folder.
@@ -200,10 +200,10 @@ def _read(path: pathlib.Path) -> FinishedRun:
     raise _odd(path, "is no folder of a run")
   try:
     return _understood(path, config, result)
+  # It is a ValueError, too.
+  except UserError:
+    raise
   except _STRANGE as error:
-    # A UserError is a ValueError, too.
-    if isinstance(error, UserError):
-      raise
     raise _odd(path, f"holds what no run writes ({type(error).__name__})") from error
 
 
@@ -275,26 +275,26 @@ def _with_ledger(
     raise _odd(path, f"its ledger cannot be read ({error!s:.80})") from error
   if relations - {stated.relation}:
     raise _odd(path, "its ledger has another neighbouring relation than its result")
-  left = result.get("accounted_delta", stated.delta)
-  left = _number(path, {"accounted_delta": left}, "accounted_delta")
   by: Any = result.get("accountant")
   keys = frozenset(charge.noise_key_id for charge in ledger.charges)
   known = dataclasses.replace(stated, noise_keys=keys)
-  is_known = by in accounting.ACCOUNTANTS and 0 < left <= stated.delta
-  if not is_known or not 0 < ledger.num_steps <= _MOST_STEPS:
+  if by not in accounting.ACCOUNTANTS or not 0 < ledger.num_steps <= _MOST_STEPS:
     return known
-  ran = ledger.epsilon(left, neighboring_relation=stated.relation, accountant=by)
-  if not math.isclose(ran, stated.epsilon, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
-    return known
-  # Set aside for aborts, which cost (1 + e^epsilon) of their chance; see `accounting.overflow`.
-  abort_prob = (stated.delta - left) / (1 + math.exp(min(stated.epsilon, 700.0)))
-  event = ledger.event()
-  return dataclasses.replace(
-    known,
-    event=event,
-    abort_prob=abort_prob,
-    full_prob=_full_prob(event, abort_prob, num_steps=ledger.num_steps),
-  )
+  for left in guarantee.deltas_of_ledger(result):
+    left = _number(path, {"accounted_delta": left}, "accounted_delta")
+    if not 0 < left <= stated.delta:
+      continue
+    ran = ledger.epsilon(left, neighboring_relation=stated.relation, accountant=by)
+    if not math.isclose(ran, stated.epsilon, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+      continue
+    # Set aside for aborts, which cost (1 + e^epsilon) of their chance; see `accounting.overflow`.
+    abort_prob = (stated.delta - left) / (1 + math.exp(min(stated.epsilon, 700.0)))
+    event = ledger.event()
+    full_prob = _full_prob(event, abort_prob, num_steps=ledger.num_steps)
+    return dataclasses.replace(
+      known, event=event, abort_prob=abort_prob, full_prob=full_prob
+    )
+  return known
 
 
 def _full_prob(event: dpa.DpEvent, abort_prob: float, *, num_steps: int) -> float:
@@ -348,11 +348,11 @@ def _epsilon(
   """Returns (epsilon, delta, accountant, runs that are added as they are stated)."""
   everything = _sum_of_deltas(runs)
   summed = math.fsum(run.epsilon for run in runs)
-  # One run costs what it states, and a ledger may show a little less.
-  for accountant in accounting.ACCOUNTANTS if len(runs) > 1 else ():
-    composed = _composable(runs, accountant)
-    stated = [run for run in runs if run not in composed]
-    if not composed:
+  for accountant in accounting.ACCOUNTANTS:
+    composed, stated = _composable(runs, accountant)
+    # One run costs what it states, and its ledger may show a little less. At another delta the
+    # ledger is needed.
+    if len(composed) < (2 if delta is None else 1):
       continue
     spent = _sum_of_deltas(stated)
     # With little noise aborts may need more than the largest delta.
@@ -380,18 +380,22 @@ def _events(runs: Iterable[FinishedRun]) -> list[dpa.DpEvent]:
   return [run.event for run in runs if run.event is not None]
 
 
-def _composable(runs: Sequence[FinishedRun], accountant: str) -> list[FinishedRun]:
-  """Returns runs whose ledgers an accountant composes: each that goes with those before it."""
+def _composable(
+  runs: Sequence[FinishedRun], accountant: str
+) -> tuple[list[FinishedRun], list[FinishedRun]]:
+  """Divides runs into those whose ledgers an accountant composes, each with the ones before it, and
+  the others."""
   kept: list[FinishedRun] = []
+  others: list[FinishedRun] = []
   for run in runs:
-    events = _events([*kept, run])
+    known = run.event is not None
     try:
-      if run.event is not None:
-        accountable(dpa.ComposedDpEvent(events), run.relation, accountant)
-        kept.append(run)
+      if known:
+        accountable(dpa.ComposedDpEvent(_events([*kept, run])), run.relation, accountant)
     except UserError:
-      continue
-  return kept if len(kept) > 1 else []
+      known = False
+    (kept if known else others).append(run)
+  return kept, others
 
 
 def _composed_epsilon(

@@ -311,6 +311,18 @@ def of_event(
 NONE = Guarantee("none", None, "")
 
 
+def deltas_of_ledger(result: Mapping[str, Any]) -> tuple[Any, ...]:
+  """Returns the deltas at which the ledger of a result.json may have the result's epsilon.
+
+  It is `accounted_delta` where the result has it. Earlier versions did not write it: there it is
+  all of delta, or what a plan leaves of it for the steps.
+  """
+  if "accounted_delta" in result:
+    return (result["accounted_delta"],)
+  delta = result["delta"]
+  return (delta, (1 - overflow.OVERFLOW_SHARE) * delta)
+
+
 def named(assumptions: Iterable[str]) -> str:
   """Returns the names of failed assumptions; a name precedes its description and a colon.
 

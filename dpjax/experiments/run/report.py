@@ -17,7 +17,6 @@ import jax
 
 from dpjax import accounting, pictures
 from dpjax.accounting import upper
-from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.experiments.run import guarantee, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
@@ -195,22 +194,21 @@ def _between(steps: list[int], values: list[float], result: Row) -> dict[int, fl
   # Early steps cost most, so most points are early.
   early = (round(last ** (part / _POINTS)) for part in range(_POINTS + 1))
   wanted = sorted({*early, *steps, *(round(last * part / 4) for part in range(1, 5))})
-  delta = result["delta"]
-  # A part of delta may be set aside for batches above the capacity: then the plan accounts for
-  # the remainder.
-  for share in (1.0, 1 - OVERFLOW_SHARE):
+  for delta in guarantee.deltas_of_ledger(result):
     try:
       (check,) = accounting.epsilon_curve(
-        event, [steps[-1]], delta=share * delta, neighboring_relation=relation,
+        event,
+        [steps[-1]],
+        delta=delta,
+        neighboring_relation=relation,
         accountant=accountant,
-      )  # fmt: skip
+      )
     except UserError:
       return {}
     if math.isclose(check, values[-1], rel_tol=1e-4):
       curve = accounting.epsilon_curve(
-        event, wanted, delta=share * delta, neighboring_relation=relation,
-        accountant=accountant,
-      )  # fmt: skip
+        event, wanted, delta=delta, neighboring_relation=relation, accountant=accountant
+      )
       return dict(zip(wanted, map(float, curve)))
   return {}
 
