@@ -4,6 +4,7 @@
 
 Each launcher runs once to its end. Then it is killed (SIGKILL) at moments that are spread over
 that time, and started again, until its kills are used up. A third of the runs are killed twice.
+A moment that comes after the end has a row as well, and does not count as a kill.
 Every file that a finished run leaves must be equal to that of the run without a kill, but for
 times and places. kills.csv has a row for each kill. Exit code 1 where one differs.
 
@@ -188,11 +189,16 @@ def walk(name: str, kills: int, folder: pathlib.Path, rng: random.Random) -> lis
     )
   known = contents(name, whole)
   rows: list[dict] = []
-  while len(rows) < kills:
+  met = 0
+  while met < kills:
     workdir = folder / f"{name}-{len(rows)}"
-    wanted = min(2 if rng.random() < 1 / 3 else 1, kills - len(rows))
+    wanted = min(2 if rng.random() < 1 / 3 else 1, kills - met)
     moments = [round(rng.uniform(0.02, 1.0) * length, 3) for _ in range(wanted)]
     killed = [run(name, workdir, kill_after=moment) is None for moment in moments]
+    met += sum(killed)
+    if not killed[0]:
+      # Files that were warm, or a quieter machine: later moments are drawn from this time.
+      length = moments[0]
     code = run(name, workdir)
     wrong = (
       differences(name, known, contents(name, workdir))
@@ -210,7 +216,7 @@ def walk(name: str, kills: int, folder: pathlib.Path, rng: random.Random) -> lis
           "differs": " ".join(wrong),
         }
       )
-    print(f"{name}: {len(rows)} of {kills}, {wrong or 'equal'}", flush=True)
+    print(f"{name}: {met} of {kills}, {wrong or 'equal'}", flush=True)
   return rows
 
 
@@ -236,7 +242,7 @@ def main() -> int:
         report.write_csv(out / "kills.csv", rows)
   killed = sum(row["killed"] for row in rows)
   equal = sum(row["equal"] for row in rows)
-  print(f"{killed} kills of {len(rows)} met a run, {equal} rows equal")
+  print(f"{killed} kills met a run, {len(rows) - killed} came after it; {equal} rows equal")
   return int(equal < len(rows))
 
 

@@ -7,8 +7,9 @@
     python -m tests.lanes --failed              # cases that failed, once more
     python -m tests.lanes --summary --table=results/lanes/walked.csv
 
-Node ids are collected once, and again after a file has changed. Each test file runs in a pytest
-process of its own. `runs/lanes/journal.jsonl` has a line for each finished case, synced to
+Node ids are collected once, and again after a file has changed. Files of a few seconds share a
+pytest process, whose start takes as long; every other file has its own. A log is named after the
+first file of its process. `runs/lanes/journal.jsonl` has a line for each finished case, synced to
 disk, so a walk may be killed at any moment: the same command goes on after the last line.
 
 A case is walked where its last line is of its test file as it is now. Otherwise it is "older"
@@ -44,6 +45,8 @@ STATES = ("passed", "failed", "skipped", "older", "never")
 # Guesses of seconds, for cases that no walk has measured.
 _GUESS = {"slow": 2.0, "long": 5.0}
 _WORST = 15
+# Expected seconds of the files that share a process.
+_TOGETHER = 60.0
 
 Row = dict[str, Any]
 
@@ -51,11 +54,20 @@ Row = dict[str, Any]
 class _Recorder:
   """Writes a line for each finished case: the part of a walk that runs inside pytest."""
 
-  def __init__(self, folder: pathlib.Path, until: float, parent: int, stamp: Row) -> None:
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    *,
+    until: float,
+    parent: int,
+    commit: str,
+    digests: Mapping[str, str],
+  ) -> None:
     self._folder = folder
     self._until = until
     self._parent = parent
-    self._stamp = stamp
+    self._commit = commit
+    self._digests = digests
     self._reports: list[Any] = []
     self._session: Any = None
 
@@ -77,7 +89,8 @@ class _Recorder:
       "case": nodeid,
       "outcome": worst[0] if worst else "failed",
       "seconds": round(sum(report.duration for report in self._reports), 3),
-      **self._stamp,
+      "commit": self._commit,
+      "digest": self._digests[file_of(nodeid)],
     }
     texts = [report.longreprtext for report in self._reports if report.failed]
     if texts:
@@ -101,7 +114,7 @@ def _reason(text: str) -> str:
 def pytest_addoption(parser: Any) -> None:
   """Adds what a walk tells the pytest processes that it starts."""
   parser.addoption("--lane-collect", help="file for the node ids of slow and long cases")
-  parser.addoption("--lane-orders", help="JSON: cases, folder, until, parent and stamp")
+  parser.addoption("--lane-orders", help="JSON: cases, and what the recorder needs")
 
 
 def pytest_configure(config: Any) -> None:
@@ -110,7 +123,11 @@ def pytest_configure(config: Any) -> None:
   if file:
     orders = json.loads(pathlib.Path(file).read_text())
     recorder = _Recorder(
-      pathlib.Path(orders["folder"]), orders["until"], orders["parent"], orders["stamp"]
+      pathlib.Path(orders["folder"]),
+      until=orders["until"],
+      parent=orders["parent"],
+      commit=orders["commit"],
+      digests=orders["digests"],
     )
     config.pluginmanager.register(recorder)
 
@@ -286,8 +303,31 @@ def todo(
   return {file: chosen[file] for file in sorted(chosen, key=lambda file: seconds[file])}
 
 
+def together(chosen: Mapping[str, list[str]], rows: Mapping[str, Row]) -> list[list[str]]:
+  """Returns the files of each process, in their order.
+
+  Args:
+    chosen: file -> cases that a walk has to run.
+    rows: last line of each case.
+
+  >>> rows = {"a::1": {"seconds": 20}, "b::1": {"seconds": 30}, "c::1": {"seconds": 50}}
+  >>> together({"a": ["a::1"], "b": ["b::1"], "c": ["c::1"]}, rows)
+  [['a', 'b'], ['c']]
+  """
+  batches: list[list[str]] = []
+  room = 0.0
+  for file, cases in chosen.items():
+    seconds = sum(rows.get(case, {}).get("seconds", _GUESS["long"]) for case in cases)
+    if seconds > room:
+      batches.append([])
+      room = _TOGETHER
+    batches[-1].append(file)
+    room -= seconds
+  return batches
+
+
 class Walk:
-  """Runs cases file by file, and journals them.
+  """Runs cases, few files at a time, and journals them.
 
   Args:
     root: tree of the tests.
@@ -315,37 +355,47 @@ class Walk:
     self._lock = lock
     self._commit = now
 
-  def run(self, chosen: Mapping[str, list[str]], bar: Any) -> None:
-    """Runs the cases of each file, in the order of the files."""
-    for file, cases in chosen.items():
-      remaining = list(cases)
+  def run(self, chosen: Mapping[str, list[str]], rows: Mapping[str, Row], bar: Any) -> None:
+    """Runs the cases of each file, in the order of the files.
+
+    Args:
+      chosen: file -> cases.
+      rows: last line of each case of earlier walks.
+      bar: shows progress.
+    """
+    for files in together(chosen, rows):
+      remaining = [case for file in files for case in chosen[file]]
       outcomes = set()
-      self._log(file).unlink(missing_ok=True)
+      log = self._log(files[0])
+      log.unlink(missing_ok=True)
       # A crash of the interpreter takes one case with it; the others get a new process.
       while remaining and time.time() < self._until:
-        for row in self._process(file, remaining):
+        for row in self._process(remaining, log):
           remaining.remove(row["case"])
           outcomes.add(row["outcome"])
           bar.update(1, last=row["outcome"])
       # What pytest printed is kept where it may say why.
       if "failed" not in outcomes:
-        self._log(file).unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
 
   def _log(self, file: str) -> pathlib.Path:
     return self._folder / f"{file.replace('/', '+')}.log"
 
-  def _process(self, file: str, cases: list[str]) -> Iterator[Row]:
+  def _process(self, cases: list[str], log: pathlib.Path) -> Iterator[Row]:
     """Runs cases in one pytest process; yields a row for each as it comes.
 
     All have rows at the end, unless the time is up or the process died.
     """
-    stamp = {"commit": self._commit, "digest": digest(self._root / file)}
+    # In the order of the cases.
+    files = list(dict.fromkeys(map(file_of, cases)))
+    digests = {file: digest(self._root / file) for file in files}
     orders = {
       "cases": cases,
       "folder": str(self._folder),
       "until": self._until,
       "parent": os.getpid(),
-      "stamp": stamp,
+      "commit": self._commit,
+      "digests": digests,
     }
     write(self._folder / "orders.json", json.dumps(orders))
     running = self._folder / "running.json"
@@ -353,12 +403,11 @@ class Walk:
     # The end of the journal, after which this process writes.
     append(self._folder, [])
     place = (self._folder / "journal.jsonl").stat().st_size
-    log = self._log(file)
     unfinished = set(cases)
     death = ""
     with open(log, "a") as output:
       process = subprocess.Popen(
-        [*_PYTEST, "-m", "", f"--lane-orders={self._folder / 'orders.json'}", file],
+        [*_PYTEST, "-m", "", f"--lane-orders={self._folder / 'orders.json'}", *files],
         cwd=self._root,
         env=_environment(),
         stdout=output,
@@ -397,7 +446,14 @@ class Walk:
       lost = sorted(unfinished)
     for case in lost:
       reason = death or f"pytest ran no such case: see {log.name}"
-      row = {"case": case, "outcome": "failed", "seconds": 0.0, **stamp, "reason": reason}
+      row = {
+        "case": case,
+        "outcome": "failed",
+        "seconds": 0.0,
+        "commit": self._commit,
+        "digest": digests[file_of(case)],
+        "reason": reason,
+      }
       append(self._folder, [row])
       yield row
 
@@ -541,7 +597,7 @@ def main(arguments: list[str]) -> int:
         contextlib.suppress(KeyboardInterrupt),
         writers.progress(count, 0, "cases") as bar,
       ):
-        walk.run(chosen, bar)
+        walk.run(chosen, rows, bar)
       rows = journal(folder)
   known = states(cases, rows, root)
   print(summary(cases, rows, known))

@@ -111,9 +111,9 @@ def test_every_outcome_is_journaled_and_walked_once(suite, capsys):
   assert "test_dies: died of signal 6" in printed
   assert "test_hangs: killed after 0.05 minutes" in printed
   assert table.read_text().splitlines()[1].startswith("tests/test_a.py,long,2,3,1,0,0,")
-  # What pytest printed is kept of the file with failures alone.
+  # Both files share processes, whose output is kept, since a case failed.
   logs = [path.name for path in (suite / "runs" / "lanes").glob("*.log")]
-  assert logs == ["tests+test_a.py.log"]
+  assert logs == ["tests+test_b.py.log"]
   ran = _ran(suite)
   assert set(ran.values()) == {1} and len(ran) == len(expected)
   # The same command has nothing left to do.
@@ -169,7 +169,13 @@ def test_half_a_line_is_passed_over_and_swallows_no_other(tmp_path):
 
 def test_a_walk_stops_between_cases_when_its_time_is_up(tmp_path):
   for until, stops in ((0, True), (1e12, False)):
-    recorder = lanes._Recorder(tmp_path, until, lanes.os.getppid(), {"digest": "d"})
+    recorder = lanes._Recorder(
+      tmp_path,
+      until=until,
+      parent=lanes.os.getppid(),
+      commit="now",
+      digests={"a.py": "d"},
+    )
     session = types.SimpleNamespace(shouldstop="")
     recorder.pytest_sessionstart(session)
     recorder.pytest_runtest_logstart("a.py::test")

@@ -50,7 +50,7 @@ class Images(NamedTuple):
   num_examples: int | None = None
 
 
-def parse(source: Any) -> Images:
+def parse(source: object) -> Images:
   """Parses the declaration from a dict. Raises UserError that names the key.
 
   >>> parse({"classes": ["cat", "dog"], "height": 8, "width": 8, "channels": 1,
@@ -80,7 +80,7 @@ def parse(source: Any) -> Images:
   return Images(classes=classes, **keys, **way)
 
 
-def is_image_folder(path: pathlib.Path, declaration: Any = None) -> bool:
+def is_image_folder(path: pathlib.Path, declaration: tables.Declared = None) -> bool:
   """Returns whether a folder contains images: it has a declaration, or one is given."""
   return declaration is not None or (path / DECLARATION).is_file()
 

@@ -40,7 +40,7 @@ _UNREADABLE = (
 )
 
 
-def in_data(name: Any) -> contextlib.AbstractContextManager[None]:
+def in_data(name: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
   """Context that attributes errors inside it to `name=`, a file or a data set.
 
   An error about `num_classes` stays as it is: the caller's own value is wrong or missing.

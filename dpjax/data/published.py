@@ -109,7 +109,7 @@ def as_published_test(test: Any, name: str) -> Any:
   return test
 
 
-def is_published_test(dataset: Any) -> bool:
+def is_published_test(dataset: object) -> bool:
   """Returns whether a data set is the whole test set of a published one, as `data.load` read it.
 
   >>> from dpjax import data

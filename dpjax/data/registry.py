@@ -101,7 +101,7 @@ def load(
 
 def _load(
   name: str,
-  data_dir: Any,
+  data_dir: str | os.PathLike[str] | None,
   max_length: int,
   num_classes: int | None,
   resident: bool | None,
@@ -142,7 +142,9 @@ def _load(
   )
 
 
-def user_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path:
+def user_path(
+  name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None
+) -> pathlib.Path:
   """Returns the path of a user's file or folder; a relative one begins in `data_dir`, else in the
   current folder."""
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
@@ -159,14 +161,18 @@ def takes_declaration(name: str) -> bool:
   return tables.is_table(name) or name.endswith((text_files.SUFFIX, "/"))
 
 
-def declared_at(declaration: tables.Declared, data_dir: Any = None) -> tables.Declared:
+def declared_at(
+  declaration: tables.Declared, data_dir: str | os.PathLike[str] | None = None
+) -> tables.Declared:
   """Returns a declaration, or reads the user's file of one."""
   if isinstance(declaration, str | os.PathLike):
     return user_path(declaration, data_dir)
   return declaration
 
 
-def prepared_root(name: str, data_dir: Any = None) -> pathlib.Path:
+def prepared_root(
+  name: str, data_dir: str | os.PathLike[str] | None = None
+) -> pathlib.Path:
   """Returns the folder of a prepared data set. Raises UserError with the command if there
   is none."""
   root = data.prepared.data_root(data_dir)

@@ -149,7 +149,7 @@ class Declaration:
     return sum(len(kind.values) if isinstance(kind, Category) else 1 for kind in kinds)
 
 
-def parse(source: Any) -> Declaration:
+def parse(source: object) -> Declaration:
   """Parses a declaration from a dict.
 
   Raises:
@@ -259,7 +259,7 @@ def check_hashed(way: Mapping[str, Any]) -> None:
   validate.integer_in(0, 2**63 - 1, **{"split.salt": way.get("salt", 0)})
 
 
-def mapping(value: Any, field: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
+def mapping(value: object, field: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
   """Returns a dict with text keys. Where `known` lists any, all keys must be in it."""
   if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
     got = Verbatim("nothing" if value is None else type(value).__name__)
@@ -273,7 +273,7 @@ def mapping(value: Any, field: str, known: tuple[str, ...] = ()) -> dict[str, An
   return dict(value)
 
 
-def text_of(value: Any, field: str) -> str:
+def text_of(value: object, field: str) -> str:
   """Returns a column's value as text, as the file has it; integers and booleans become
   words."""
   if isinstance(value, bool):
@@ -287,7 +287,7 @@ def text_of(value: Any, field: str) -> str:
   return value
 
 
-def texts(value: Any, field: str, least: int = 1) -> tuple[str, ...]:
+def texts(value: object, field: str, least: int = 1) -> tuple[str, ...]:
   """Returns distinct texts from a list, at least the required number."""
   if not isinstance(value, (list, tuple)) or len(value) < least:
     raise UserError(f"must be a list of at least {least}", field=field, value=value)
@@ -300,7 +300,7 @@ def texts(value: Any, field: str, least: int = 1) -> tuple[str, ...]:
   return tuple(seen)
 
 
-def _column(value: Any, field: str) -> Number | Category | Text:
+def _column(value: object, field: str) -> Number | Category | Text:
   known = ("lower", "upper", "values", "missing", "other", "length")
   keys = mapping(value, field, known)
   if "length" in keys:
@@ -355,7 +355,7 @@ def _number(keys: dict[str, Any], field: str) -> Number:
   return Number(bounds, float(missing))
 
 
-def _target(value: Any) -> tuple[tuple[str, ...], Number | Category]:
+def _target(value: object) -> tuple[tuple[str, ...], Number | Category]:
   keys = mapping(value, "target", ("column", "columns", "values", "lower", "upper"))
   if ("column" in keys) == ("columns" in keys):
     raise UserError("must have `column`, or `columns` of several labels", field="target")
@@ -375,7 +375,7 @@ def _target(value: Any) -> tuple[tuple[str, ...], Number | Category]:
   return columns, kind
 
 
-def _split(value: Any) -> Split:
+def _split(value: object) -> Split:
   field = "split"
   keys = mapping(
     value, field, ("column", "train", "test", "test_file", "test_share", "salt")

@@ -11,7 +11,7 @@ import decimal
 import importlib
 import numbers
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
@@ -29,6 +29,8 @@ _ROWS = 2**14
 _PLAIN = (str, numbers.Real, np.bool_, decimal.Decimal)
 # Of an integer: no float64 is larger, and longer ones have no text.
 _MOST_BITS = 1024
+# (names of all columns) -> names of those to read; it may raise UserError.
+Wanted = Callable[[Sequence[str]], Sequence[str]]
 
 
 class RowBlock(NamedTuple):
@@ -44,12 +46,12 @@ class RowBlock(NamedTuple):
 
 
 def blocks(
-  path: pathlib.Path, wanted: Any, *, delimiter: str | None, encoding: str
+  path: pathlib.Path, wanted: Wanted, *, delimiter: str | None, encoding: str
 ) -> Iterator[RowBlock]:
   """Yields the rows of a file.
 
   Args:
-    wanted: (names of all columns) -> names of those to read; it may raise UserError.
+    wanted: chooses the columns to read.
     delimiter: delimiter of a CSV file; None: a comma, and in .tsv a tab.
     encoding: encoding of a CSV file.
 
@@ -76,7 +78,7 @@ def blocks(
     raise UserError(f"cannot be read ({error.strerror})") from error
 
 
-def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[RowBlock]:
+def in_memory(columns: Mapping[str, Any], wanted: Wanted) -> Iterator[RowBlock]:
   """Yields the rows of columns by name, in one block; `wanted` as in `blocks`.
 
   Raises:
@@ -185,7 +187,7 @@ def _rows(stream: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
       yield first, [cell.strip() for cell in row]
 
 
-def _csv(stream: TextIO, wanted: Any, delimiter: str) -> Iterator[RowBlock]:
+def _csv(stream: TextIO, wanted: Wanted, delimiter: str) -> Iterator[RowBlock]:
   rows = _rows(stream, delimiter)
   header = next(rows, None)
   if header is None:
@@ -214,7 +216,7 @@ def _block(places: list[int], rows: list[list[str]], chosen: dict[str, int]) -> 
   return RowBlock({name: columns[place] for name, place in chosen.items()}, places)
 
 
-def _chosen(names: Sequence[str], wanted: Any) -> dict[str, int]:
+def _chosen(names: Sequence[str], wanted: Wanted) -> dict[str, int]:
   """Returns the places of the columns to read; UserError for two columns of one name."""
   # Missing columns are reported first: without a header, the names are a row's private cells.
   chosen = wanted(names)
@@ -224,7 +226,7 @@ def _chosen(names: Sequence[str], wanted: Any) -> dict[str, int]:
   return {name: names.index(name) for name in chosen}
 
 
-def _parquet(path: pathlib.Path, wanted: Any) -> Iterator[RowBlock]:
+def _parquet(path: pathlib.Path, wanted: Wanted) -> Iterator[RowBlock]:
   try:
     parquet = importlib.import_module("pyarrow.parquet")
   except ImportError as error:

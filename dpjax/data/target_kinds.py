@@ -62,7 +62,7 @@ class Interval:
     middle = self.lower / 2 + self.upper / 2
     return np.clip((numbers - middle) / self.half_width, -1, 1).astype(np.float32)
 
-  def original(self, scaled: Any) -> Any:
+  def original(self, scaled: HostArray) -> Any:
     """Converts scaled numbers back to units of the data, in float64."""
     middle = self.lower / 2 + self.upper / 2
     numbers = np.asarray(scaled, np.float64) * self.half_width + middle
@@ -95,7 +95,7 @@ class Labels:
 Target = Interval | Labels
 
 
-def check(y: Any, num_examples: int, target: Target, num_classes: int) -> None:
+def check(y: object, num_examples: int, target: Target, num_classes: int) -> None:
   """Raises UserError where the targets of a data set do not match its `target`."""
   wanted: Any = (num_examples,)
   dtype: Any = np.float32
@@ -119,7 +119,7 @@ def check(y: Any, num_examples: int, target: Target, num_classes: int) -> None:
     raise UserError("must be scaled to [-1, 1]", field="y")
 
 
-def as_targets(values: Any, target: Target) -> np.ndarray:
+def as_targets(values: HostArray, target: Target) -> np.ndarray:
   """Converts anything NumPy reads, in the units of the data, to the targets of a `Dataset`.
 
   Args:
@@ -139,7 +139,7 @@ def as_targets(values: Any, target: Target) -> np.ndarray:
   return array.astype(np.int32)
 
 
-def needs_arrays(dataset: Any, what: str) -> None:
+def needs_arrays(dataset: object, what: str) -> None:
   """Raises UserError where an example's input is a dict; arguments as of `needs_classes`."""
   if getattr(getattr(dataset, "dataset", dataset), "in_columns", False):
     raise UserError(
@@ -148,7 +148,7 @@ def needs_arrays(dataset: Any, what: str) -> None:
     )
 
 
-def needs_classes(dataset: Any, what: str) -> None:
+def needs_classes(dataset: object, what: str) -> None:
   """Raises UserError where a data set holds no classes, or dicts of arrays as inputs.
 
   Args:

@@ -40,7 +40,7 @@ class Texts(NamedTuple):
   num_examples: int | None = None
 
 
-def parse(source: Any) -> Texts:
+def parse(source: object) -> Texts:
   """Parses a declaration from a dict. Raises UserError that names the key.
 
   >>> parse({"example": "line", "length": 64, "split": {"test_share": 0.1}}).length

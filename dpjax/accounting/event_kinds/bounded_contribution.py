@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
@@ -35,7 +34,7 @@ class BoundedContributionDpEvent(dpa.DpEvent):
   noise_multiplier: float
 
 
-class BoundedContributionKind(EventKind):
+class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
   """Accounting of a user with up to k records, each drawn independently with probability q.
 
   In the neighbour all of the user's records are empty. Given which are drawn, the sum moves by a
@@ -51,7 +50,7 @@ class BoundedContributionKind(EventKind):
   scheme = "bounded_contribution"
   proof = Proved((ZERO,), ("pld",))
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: BoundedContributionDpEvent) -> Iterable[tuple[DpEvent, int]]:
     # These constructors check the numbers.
     noise = gaussian_event(event.noise_multiplier)
     prob = event.sampling_probability
@@ -61,7 +60,9 @@ class BoundedContributionKind(EventKind):
       event.noise_multiplier, lambda z: BoundedContributionDpEvent(prob, most, z)
     )
 
-  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(
+    self, part: BoundedContributionDpEvent, interval: float
+  ) -> pld_lib.PrivacyLossDistribution:
     from dpjax.accounting.mixture_pld import (
       binomial_counts,
       mixture_pld,
@@ -73,25 +74,25 @@ class BoundedContributionKind(EventKind):
     )
 
   # The next two only guide the choice of a grid.
-  def renyi_two(self, part: Any) -> float:
+  def renyi_two(self, part: BoundedContributionDpEvent) -> float:
     from dpjax.accounting.mixture_pld import binomial_counts, typical_renyi_two
 
     counts, chances = binomial_counts(part.max_contribution, part.sampling_probability)
     return typical_renyi_two(chances=chances, shifts=counts / part.noise_multiplier)
 
-  def largest_loss(self, part: Any) -> float:
+  def largest_loss(self, part: BoundedContributionDpEvent) -> float:
     from dpjax.accounting.mixture_pld import binomial_counts, largest_loss
 
     counts, chances = binomial_counts(part.max_contribution, part.sampling_probability)
     return largest_loss(chances=chances, shifts=counts / part.noise_multiplier)
 
-  def gaussian_noise(self, part: Any) -> float:
+  def gaussian_noise(self, part: BoundedContributionDpEvent) -> float:
     return part.noise_multiplier
 
-  def joining_prob(self, part: Any) -> float:
+  def joining_prob(self, part: BoundedContributionDpEvent) -> float:
     return part.sampling_probability
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: BoundedContributionDpEvent, unit: str) -> str:
     noise = dpa.GaussianDpEvent(part.noise_multiplier)
     return (
       f"{kind_of(noise).describe(noise, unit)} of one record on a Poisson sample (assumed: every "

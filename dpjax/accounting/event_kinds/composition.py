@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import dp_accounting as dpa
 
@@ -12,38 +11,38 @@ from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of
 from dpjax.accounting.proved import RELATIONS, Proved
 
 
-class NoOpKind(EventKind):
+class NoOpKind(EventKind[dpa.NoOpDpEvent]):
   """A run in which nothing was released."""
 
   name = "no_op"
   event = dpa.NoOpDpEvent
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: dpa.NoOpDpEvent) -> Iterable[tuple[DpEvent, int]]:
     return ()
 
 
-class NonPrivateKind(EventKind):
+class NonPrivateKind(EventKind[dpa.NonPrivateDpEvent]):
   """A release without noise, whose epsilon is infinite."""
 
   name = "non_private"
   event = dpa.NonPrivateDpEvent
   proof = Proved(RELATIONS)
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: dpa.NonPrivateDpEvent) -> Iterable[tuple[DpEvent, int]]:
     return [(event, 1)]
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: dpa.NonPrivateDpEvent, unit: str) -> str:
     return "a release without noise"
 
 
-class SelfComposedKind(EventKind):
+class SelfComposedKind(EventKind[dpa.SelfComposedDpEvent]):
   """Composition of one event with itself, `count` times."""
 
   name = "self_composed"
   event = dpa.SelfComposedDpEvent
   fields = ("event", "count")
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: dpa.SelfComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.integer_at_least(0, count=event.count)
     count = int(event.count)
     # Taken apart even for 0 repetitions, so that an unknown event is refused.
@@ -52,14 +51,14 @@ class SelfComposedKind(EventKind):
         yield part, times * count
 
 
-class ComposedKind(EventKind):
+class ComposedKind(EventKind[dpa.ComposedDpEvent]):
   """Several events, one after the other."""
 
   name = "composed"
   event = dpa.ComposedDpEvent
   fields = ("events",)
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: dpa.ComposedDpEvent) -> Iterable[tuple[DpEvent, int]]:
     for inner in event.events:
       yield from kind_of(inner).elements(inner)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
@@ -27,7 +26,7 @@ class DiscreteGaussianDpEvent(dpa.DpEvent):
   noise_multiplier: float
 
 
-class DiscreteGaussianKind(EventKind):
+class DiscreteGaussianKind(EventKind[DiscreteGaussianDpEvent]):
   """The accounting of discrete Gaussian noise (Canonne, Kamath and Steinke 2020,
   arXiv:2004.00010).
 
@@ -42,17 +41,17 @@ class DiscreteGaussianKind(EventKind):
   scheme = "discrete Gaussian noise"
   proof = Proved(RELATIONS, ("rdp",))
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: DiscreteGaussianDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.non_negative(noise_multiplier=event.noise_multiplier)
     return with_noise(event.noise_multiplier, DiscreteGaussianDpEvent)
 
-  def under_replace_one(self, part: Any) -> DpEvent:
+  def under_replace_one(self, part: DiscreteGaussianDpEvent) -> DpEvent:
     return DiscreteGaussianDpEvent(part.noise_multiplier / 2)
 
-  def rdp(self, part: Any) -> np.ndarray:
+  def rdp(self, part: DiscreteGaussianDpEvent) -> np.ndarray:
     return np.asarray(ORDERS) / (2 * part.noise_multiplier**2)
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: DiscreteGaussianDpEvent, unit: str) -> str:
     multiple = lower(part.noise_multiplier, digits=6)
     return (
       f"discrete Gaussian noise on integers, of {multiple} times the largest norm of the part of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 import dp_accounting as dpa
 import numpy as np
@@ -16,6 +16,7 @@ from dpjax.accounting.event_kinds.kind import (
   EventKind,
   amplified,
   kind_of,
+  noise_multiplier_of,
   sampled,
 )
 from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
@@ -26,14 +27,22 @@ from dpjax.validate import UserError
 _MOST_RECORDS = 2**63 - 1
 
 
-class SampleKind(EventKind):
+# Events of a sample of a fixed size.
+Sample = TypeVar(
+  "Sample", dpa.SampledWithoutReplacementDpEvent, dpa.SampledWithReplacementDpEvent
+)
+
+
+class SampleKind(EventKind[Sample]):
   """Base class for Gaussian noise on a sample of a fixed number of records. Subclasses define how
   the sample is drawn, and the proofs."""
 
-  event: ClassVar[type[Any]]
+  event: ClassVar[
+    type[dpa.SampledWithoutReplacementDpEvent] | type[dpa.SampledWithReplacementDpEvent]
+  ]
   fields = ("source_dataset_size", "sample_size", "event")
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: Sample) -> Iterable[tuple[DpEvent, int]]:
     size = event.sample_size
     total = event.source_dataset_size
     if size == 0:
@@ -44,16 +53,16 @@ class SampleKind(EventKind):
       event, (dpa.GaussianDpEvent,), lambda inner: self.event(total, size, inner)
     )
 
-  def under_replace_one(self, part: Any) -> DpEvent:
+  def under_replace_one(self, part: Sample) -> DpEvent:
     # The noise becomes relative to the sensitivity 2 C of a replaced row.
     inner = kind_of(part.event).under_replace_one(part.event)
     return self.event(part.source_dataset_size, part.sample_size, inner)
 
-  def gaussian_noise(self, part: Any) -> float | None:
+  def gaussian_noise(self, part: Sample) -> float | None:
     return kind_of(part.event).gaussian_noise(part.event)
 
 
-class FixedSizeKind(SampleKind):
+class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
   """Gaussian noise on a subset of b records, drawn without replacement, of n or more.
 
   Exchanging a record: `dpjax.accounting.exchanged_sample` has the proof.
@@ -73,45 +82,47 @@ class FixedSizeKind(SampleKind):
   scheme = "fixed_size"
   proof = Proved((REPLACE, ADD))
 
-  def under_add_or_remove_one(self, part: Any) -> DpEvent:
+  def under_add_or_remove_one(self, part: dpa.SampledWithoutReplacementDpEvent) -> DpEvent:
     # A joining record takes the place of another one: the sum moves by up to 2 C.
     inner = kind_of(part.event).under_replace_one(part.event)
     return poisson_sampled_event(inner, sampling_prob=self.joining_prob(part))
 
-  def rdp(self, part: Any) -> np.ndarray:
+  def rdp(self, part: dpa.SampledWithoutReplacementDpEvent) -> np.ndarray:
     from dpjax.accounting.exchanged_sample import exchanged_rdp  # few runs need it
 
     return exchanged_rdp(
       sampling_prob=self.joining_prob(part),
-      noise_multiplier=2 * part.event.noise_multiplier,
+      noise_multiplier=2 * noise_multiplier_of(part.event),
       orders=np.array(ORDERS),
     )
 
-  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(
+    self, part: dpa.SampledWithoutReplacementDpEvent, interval: float
+  ) -> pld_lib.PrivacyLossDistribution:
     from dpjax.accounting.exchanged_sample import exchanged_pld
 
     return exchanged_pld(
       sampling_prob=self.joining_prob(part),
-      noise_multiplier=2 * part.event.noise_multiplier,
+      noise_multiplier=2 * noise_multiplier_of(part.event),
       interval=interval,
     )
 
   # These two only guide the choice of a grid.
-  def renyi_two(self, part: Any) -> float:
+  def renyi_two(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
     whole = kind_of(part.event).renyi_two(part.event)
     return amplified(whole, self.joining_prob(part) ** 2)
 
-  def largest_loss(self, part: Any) -> float:
+  def largest_loss(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
     whole = kind_of(part.event).largest_loss(part.event)
     return amplified(whole, self.joining_prob(part))
 
-  def zcdp(self, part: Any) -> float:
+  def zcdp(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
     return kind_of(part.event).zcdp(part.event)
 
-  def joining_prob(self, part: Any) -> float:
+  def joining_prob(self, part: dpa.SampledWithoutReplacementDpEvent) -> float:
     return part.sample_size / part.source_dataset_size
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: dpa.SampledWithoutReplacementDpEvent, unit: str) -> str:
     return (
       f"{kind_of(part.event).describe(part.event, unit)} on a fixed-size sample (assumed: "
       f"{part.sample_size} distinct {unit}s of {part.source_dataset_size} or more, drawn afresh "

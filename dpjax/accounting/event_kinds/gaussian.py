@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
@@ -12,32 +10,34 @@ from dpjax.accounting.event_kinds.additive_noise import AdditiveNoiseKind
 from dpjax.accounting.event_kinds.kind import DpEvent
 
 
-class GaussianKind(AdditiveNoiseKind):
+class GaussianKind(AdditiveNoiseKind[dpa.GaussianDpEvent]):
   """A sum over every record, with Gaussian noise."""
 
   name = "gaussian"
   event = dpa.GaussianDpEvent
   distribution = "Gaussian"
 
-  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(
+    self, part: dpa.GaussianDpEvent, interval: float
+  ) -> pld_lib.PrivacyLossDistribution:
     return sampled_gaussian_pld(part.noise_multiplier, interval, sampling_prob=1.0)
 
-  def renyi_two(self, part: Any) -> float:
+  def renyi_two(self, part: dpa.GaussianDpEvent) -> float:
     return 1 / part.noise_multiplier**2
 
-  def largest_loss(self, part: Any) -> float:
+  def largest_loss(self, part: dpa.GaussianDpEvent) -> float:
     shift = 1 / part.noise_multiplier
     # The loss is normal with mean shift^2 / 2 and deviation shift.
     return shift**2 / 2 + 10 * shift
 
-  def mu_squared(self, part: Any) -> tuple[float, bool]:
+  def mu_squared(self, part: dpa.GaussianDpEvent) -> tuple[float, bool]:
     return part.noise_multiplier**-2, True
 
-  def zcdp(self, part: Any) -> float:
+  def zcdp(self, part: dpa.GaussianDpEvent) -> float:
     # Bun and Steinke 2016, arXiv:1605.02065, proposition 1.6; exact.
     return 0.5 / part.noise_multiplier**2
 
-  def gaussian_noise(self, part: Any) -> float:
+  def gaussian_noise(self, part: dpa.GaussianDpEvent) -> float:
     return part.noise_multiplier
 
 

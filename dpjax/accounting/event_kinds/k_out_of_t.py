@@ -39,7 +39,7 @@ class KOutOfTDpEvent(dpa.DpEvent):
   noise_multiplier: float
 
 
-class KOutOfTKind(EventKind):
+class KOutOfTKind(EventKind[KOutOfTDpEvent]):
   """The accounting of k out of t steps, as k passes of one out of about t / k steps each.
 
   `dpjax.accounting.random_allocation` has the proof. It is exact at k = 1 and k = t.
@@ -52,7 +52,7 @@ class KOutOfTKind(EventKind):
   proof = RandomAllocationKind.proof
   replaced_in_two = True
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: KOutOfTDpEvent) -> Iterable[tuple[DpEvent, int]]:
     # These constructors check all three numbers.
     k_out_of_t_event(
       gaussian_event(event.noise_multiplier),
@@ -64,7 +64,7 @@ class KOutOfTKind(EventKind):
       lambda z: KOutOfTDpEvent(event.num_steps, event.num_selected, z),
     )
 
-  def accounted_as(self, part: Any) -> DpEvent:
+  def accounted_as(self, part: KOutOfTDpEvent) -> DpEvent:
     noise = gaussian_event(part.noise_multiplier)
     size, longer = divmod(part.num_steps, part.num_selected)
     shorter = part.num_selected - longer
@@ -74,18 +74,18 @@ class KOutOfTKind(EventKind):
     return dpa.ComposedDpEvent(runs)
 
   # Called for the best of several runs, which does not use `accounted_as`.
-  def rdp(self, part: Any) -> np.ndarray:
+  def rdp(self, part: KOutOfTDpEvent) -> np.ndarray:
     return rdp_of(parts(self.accounted_as(part)))
 
-  def zcdp(self, part: Any) -> float:
+  def zcdp(self, part: KOutOfTDpEvent) -> float:
     # The record's steps are drawn without looking at it, so the pass is a mixture of k sums.
     noise = dpa.GaussianDpEvent(part.noise_multiplier)
     return part.num_selected * kind_of(noise).zcdp(noise)
 
-  def gaussian_noise(self, part: Any) -> float:
+  def gaussian_noise(self, part: KOutOfTDpEvent) -> float:
     return part.noise_multiplier
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: KOutOfTDpEvent, unit: str) -> str:
     noise = dpa.GaussianDpEvent(part.noise_multiplier)
     return (
       f"a pass of {part.num_steps} steps with {kind_of(noise).describe(noise, unit)} "

@@ -16,7 +16,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import dp_accounting as dpa
 import numpy as np
@@ -28,6 +28,8 @@ from dpjax.accounting.proved import PROVED, Proved, declare
 from dpjax.validate import UserError, Verbatim
 
 DpEvent = dpa.DpEvent
+# Class of the events of one kind.
+Event = TypeVar("Event", bound=DpEvent)
 Parts = Mapping[DpEvent, int]
 _TOO_DEEP = "holds events in events beyond the depth of Python's stack"
 ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
@@ -40,11 +42,13 @@ _LEAST_LEVEL = 1e-100
 _LARGEST_LEVEL = 1e100
 
 
-class EventKind:
+class EventKind(Generic[Event]):
   """Base class: all that the accountants know about the events of one class.
 
   Subclasses override what differs. A kind whose events are taken apart, such as a composition,
   overrides `elements`, and needs none of the methods after it.
+
+  `EventKind[MyDpEvent]` says to a type checker which events its methods take.
 
   Attributes:
     name: name in JSON.
@@ -70,7 +74,7 @@ class EventKind:
   replaced_in_two: ClassVar[bool] = False
   points_per_deviation: ClassVar[int] = 60
 
-  def to_json(self, event: Any) -> dict[str, Any]:
+  def to_json(self, event: Event) -> dict[str, Any]:
     """Returns the fields of an event, inner events included, as values that JSON can hold."""
     fields = {name: getattr(event, name) for name in self.fields}
     if "event" in fields:
@@ -88,7 +92,7 @@ class EventKind:
       fields["events"] = [event_from_json(inner) for inner in fields["events"]]
     return self.event(**fields)
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: Event) -> Iterable[tuple[DpEvent, int]]:
     """Yields (part, times): the elementary mechanisms that ran, each in its normal form.
 
     An event that costs nothing yields nothing; one without noise yields `NonPrivateDpEvent`.
@@ -102,58 +106,58 @@ class EventKind:
     """Returns scheme -> proof: the rows of events of this kind in `accounting.PROVED`."""
     return {self.scheme: self.proof} if hasattr(self, "proof") else {}
 
-  def row_of(self, part: Any) -> tuple[str, Proved]:
+  def row_of(self, part: Event) -> tuple[str, Proved]:
     """Returns the scheme and the proof of one elementary event."""
     del part
     return self.scheme, self.proof
 
-  def repeated(self, part: Any) -> Iterable[DpEvent]:
+  def repeated(self, part: Event) -> Iterable[DpEvent]:
     """Returns the events that the part repeats; each of them needs a proof, too."""
     del part
     return ()
 
-  def accounted_as(self, part: Any) -> DpEvent:
+  def accounted_as(self, part: Event) -> DpEvent:
     """Returns the event that accountants compose in place of the part. Default: the part itself.
 
     It must cost no less under every relation of the proof."""
     return part
 
-  def under_replace_one(self, part: Any) -> DpEvent:
+  def under_replace_one(self, part: Event) -> DpEvent:
     """Returns the part with noise relative to 2 l2_clip_norm, by which a replaced record moves a
     sum. Default: the part itself, for events whose cost is stated for replacement already."""
     return part
 
-  def under_add_or_remove_one(self, part: Any) -> DpEvent:
+  def under_add_or_remove_one(self, part: Event) -> DpEvent:
     """Returns the event that is accounted under add_or_remove_one. Default: the part itself.
 
     A sample of fixed size differs, since a joining record pushes another one out."""
     return part
 
-  def unamplified(self, part: Any) -> DpEvent:
+  def unamplified(self, part: Event) -> DpEvent:
     """Returns an event without amplification that costs no less. Default: the part itself."""
     return part
 
-  def rdp(self, part: Any) -> np.ndarray:
+  def rdp(self, part: Event) -> np.ndarray:
     """Returns the Renyi divergences at `ORDERS` of one run of the part, [len(ORDERS)]."""
     relation = dpa.NeighboringRelation[self.rdp_relation]
     with quiet():
       curve = rdp_lib.RdpAccountant(neighboring_relation=relation).compose(part).rdp
     return curve
 
-  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(self, part: Event, interval: float) -> pld_lib.PrivacyLossDistribution:
     """Returns the privacy loss distribution on a grid of this interval; it must be an upper bound
     for every interval."""
     raise NotImplementedError
 
-  def renyi_two(self, part: Any) -> float:
+  def renyi_two(self, part: Event) -> float:
     """Returns the approximate Renyi divergence of order 2, from which the grid is chosen."""
     raise NotImplementedError
 
-  def largest_loss(self, part: Any) -> float:
+  def largest_loss(self, part: Event) -> float:
     """Returns the approximate largest loss on the grid: that at 10 standard deviations of noise."""
     raise NotImplementedError
 
-  def mu_squared(self, part: Any) -> tuple[float, bool]:
+  def mu_squared(self, part: Event) -> tuple[float, bool]:
     """Returns mu^2 of Gaussian DP, by the central limit if it is not exact; whether it is exact."""
     raise UserError(
       "the central limit is known here for Gaussian noise, unsampled or Poisson "
@@ -162,14 +166,14 @@ class EventKind:
       value=part,
     )
 
-  def zcdp(self, part: Any) -> float:
+  def zcdp(self, part: Event) -> float:
     """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
 
     Sampling does not lower it: a sampled part has the rho of the same mechanism on all records.
     """
     raise UserError("has no bound by zCDP here", field="event", value=part)
 
-  def gaussian_noise(self, part: Any) -> float | None:
+  def gaussian_noise(self, part: Event) -> float | None:
     """Returns the noise multiplier of the Gaussian sums that the part accounts for.
 
     `launch.check` compares the noise of a run with it; None if the noise is not tested.
@@ -177,7 +181,7 @@ class EventKind:
     del part
     return None
 
-  def joining_prob(self, part: Any) -> float | None:
+  def joining_prob(self, part: Event) -> float | None:
     """Returns the largest probability with which a record takes part in what the part accounts for.
 
     The part is one step, or `Sampler.steps_per_event` steps of which a record is in one at most.
@@ -186,20 +190,20 @@ class EventKind:
     del part
     return None
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: Event, unit: str) -> str:
     """Returns the mechanism in words, for a privacy statement; `unit` names a record."""
     raise NotImplementedError
 
 
-KINDS: dict[str, EventKind] = {}
-_KIND_OF: dict[type, EventKind] = {}
+KINDS: dict[str, EventKind[Any]] = {}
+_KIND_OF: dict[type, EventKind[Any]] = {}
 
 
 # Schemes of kinds that users defined, which may be registered again.
 _USERS_SCHEMES: set[str] = set()
 
 
-def register(*kinds: EventKind) -> None:
+def register(*kinds: EventKind[Any]) -> None:
   """Adds kinds to the table in which all accountants look up events.
 
   A kind of your own may be registered again, for example when a notebook cell runs twice. An
@@ -242,12 +246,12 @@ def register(*kinds: EventKind) -> None:
       declare(scheme, proof)
 
 
-def is_user_defined(kind: EventKind) -> bool:
+def is_user_defined(kind: EventKind[Any]) -> bool:
   """Whether the kind was defined by a user, so that its accounting is not proved by dpjax."""
   return not type(kind).__module__.startswith("dpjax.")
 
 
-def kind_of(event: Any) -> EventKind:
+def kind_of(event: DpEvent) -> EventKind[Any]:
   """Returns the kind of an event.
 
   Raises:
@@ -396,6 +400,17 @@ def sampled(
     names = " or ".join(cls.__name__ for cls in allowed)
     raise UserError(f"what is sampled must be one {names}", field="event", value=event)
   return [(rebuild(part), 1)]
+
+
+def noise_multiplier_of(event: DpEvent) -> float:
+  """Returns the noise multiplier of a Gaussian or Laplace sum; raises UserError for another event.
+
+  >>> noise_multiplier_of(dpa.LaplaceDpEvent(2.0))
+  2.0
+  """
+  if not isinstance(event, dpa.GaussianDpEvent | dpa.LaplaceDpEvent):
+    raise UserError("must be a Gaussian or Laplace sum", field="event", value=event)
+  return event.noise_multiplier
 
 
 def rdp_of(steps: Parts) -> np.ndarray:

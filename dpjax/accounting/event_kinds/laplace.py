@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
@@ -12,24 +10,26 @@ from dpjax.accounting.event_kinds.additive_noise import AdditiveNoiseKind
 from dpjax.accounting.event_kinds.kind import DpEvent, zcdp_of_pure
 
 
-class LaplaceKind(AdditiveNoiseKind):
+class LaplaceKind(AdditiveNoiseKind[dpa.LaplaceDpEvent]):
   """A sum over every record, with Laplace noise; its multiplier is scale / L1 bound."""
 
   name = "laplace"
   event = dpa.LaplaceDpEvent
   distribution = "Laplace"
 
-  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(
+    self, part: dpa.LaplaceDpEvent, interval: float
+  ) -> pld_lib.PrivacyLossDistribution:
     return sampled_laplace_pld(part.noise_multiplier, interval, sampling_prob=1.0)
 
-  def renyi_two(self, part: Any) -> float:
+  def renyi_two(self, part: dpa.LaplaceDpEvent) -> float:
     # With little noise the pure bound 1 / z is smaller than the Gaussian guess.
     return min(1 / part.noise_multiplier**2, 1 / part.noise_multiplier)
 
-  def zcdp(self, part: Any) -> float:
+  def zcdp(self, part: dpa.LaplaceDpEvent) -> float:
     return zcdp_of_pure(self.largest_loss(part))
 
-  def largest_loss(self, part: Any) -> float:
+  def largest_loss(self, part: dpa.LaplaceDpEvent) -> float:
     # The loss of Laplace noise is bounded: pure differential privacy.
     return 1 / part.noise_multiplier
 

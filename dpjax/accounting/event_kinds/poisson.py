@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
@@ -16,6 +15,7 @@ from dpjax.accounting.event_kinds.kind import (
   EventKind,
   amplified,
   kind_of,
+  noise_multiplier_of,
   sampled,
 )
 from dpjax.accounting.event_kinds.laplace import sampled_laplace_pld
@@ -26,7 +26,7 @@ _OF_LAPLACE = "poisson of Laplace noise"
 _PROOF_OF_LAPLACE = Proved((ADD, ZERO), ("pld",))
 
 
-class PoissonSampledKind(EventKind):
+class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
   """Gaussian or Laplace noise on a sample that each record joins on its own.
 
   There is no proof under replace_one: both neighbours then have a record of their own in the
@@ -39,7 +39,7 @@ class PoissonSampledKind(EventKind):
   scheme = "poisson"
   proof = Proved((ADD, ZERO))
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: dpa.PoissonSampledDpEvent) -> Iterable[tuple[DpEvent, int]]:
     prob = event.sampling_probability
     if prob == 0:
       return []
@@ -53,43 +53,45 @@ class PoissonSampledKind(EventKind):
   def rows(self) -> dict[str, Proved]:
     return {self.scheme: self.proof, _OF_LAPLACE: _PROOF_OF_LAPLACE}
 
-  def row_of(self, part: Any) -> tuple[str, Proved]:
+  def row_of(self, part: dpa.PoissonSampledDpEvent) -> tuple[str, Proved]:
     if isinstance(part.event, dpa.LaplaceDpEvent):
       return _OF_LAPLACE, _PROOF_OF_LAPLACE
     return self.scheme, self.proof
 
-  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(
+    self, part: dpa.PoissonSampledDpEvent, interval: float
+  ) -> pld_lib.PrivacyLossDistribution:
     noise = part.event
     of_noise = (
       sampled_laplace_pld if isinstance(noise, dpa.LaplaceDpEvent) else sampled_gaussian_pld
     )
     return of_noise(
-      noise.noise_multiplier, interval, sampling_prob=part.sampling_probability
+      noise_multiplier_of(noise), interval, sampling_prob=part.sampling_probability
     )
 
-  def renyi_two(self, part: Any) -> float:
+  def renyi_two(self, part: dpa.PoissonSampledDpEvent) -> float:
     whole = kind_of(part.event).renyi_two(part.event)
     # Exact at order 2: the chi-square divergence of a mixture is q^2 times that of the whole.
     return amplified(whole, part.sampling_probability**2)
 
-  def largest_loss(self, part: Any) -> float:
+  def largest_loss(self, part: dpa.PoissonSampledDpEvent) -> float:
     whole = kind_of(part.event).largest_loss(part.event)
     return amplified(whole, part.sampling_probability)
 
-  def mu_squared(self, part: Any) -> tuple[float, bool]:
+  def mu_squared(self, part: dpa.PoissonSampledDpEvent) -> tuple[float, bool]:
     if not isinstance(part.event, dpa.GaussianDpEvent):
       return super().mu_squared(part)
     # The central limit of Bu et al. 2020; see `gdp`.
     square = part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
     return square, False
 
-  def zcdp(self, part: Any) -> float:
+  def zcdp(self, part: dpa.PoissonSampledDpEvent) -> float:
     return kind_of(part.event).zcdp(part.event)
 
-  def gaussian_noise(self, part: Any) -> float | None:
+  def gaussian_noise(self, part: dpa.PoissonSampledDpEvent) -> float | None:
     return kind_of(part.event).gaussian_noise(part.event)
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: dpa.PoissonSampledDpEvent, unit: str) -> str:
     prob = upper(part.sampling_probability, digits=6)
     return (
       f"{kind_of(part.event).describe(part.event, unit)} on a Poisson sample (assumed: every "

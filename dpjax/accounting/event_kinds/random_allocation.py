@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
@@ -39,7 +38,7 @@ class RandomAllocationDpEvent(dpa.DpEvent):
   noise_multiplier: float
 
 
-class RandomAllocationKind(EventKind):
+class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
   """The accounting of a pass; `accounting.random_allocation` and `allocation_rdp` have the proofs.
 
   Replacing a record is accounted as removing one and adding one (`dpjax.accounting.replaced`).
@@ -52,7 +51,7 @@ class RandomAllocationKind(EventKind):
   proof = Proved((ADD, ZERO, REPLACE))
   replaced_in_two = True
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: RandomAllocationDpEvent) -> Iterable[tuple[DpEvent, int]]:
     # These constructors check both numbers.
     noise = gaussian_event(event.noise_multiplier)
     random_allocation_event(noise, num_steps=event.num_steps)
@@ -60,40 +59,42 @@ class RandomAllocationKind(EventKind):
       event.noise_multiplier, lambda z: RandomAllocationDpEvent(event.num_steps, z)
     )
 
-  def unamplified(self, part: Any) -> DpEvent:
+  def unamplified(self, part: RandomAllocationDpEvent) -> DpEvent:
     # A pass is the mixture, over the record's step, of one Gaussian sum.
     return dpa.GaussianDpEvent(part.noise_multiplier)
 
   # Imported here, since every run imports this module, and few runs account for a pass.
-  def rdp(self, part: Any) -> np.ndarray:
+  def rdp(self, part: RandomAllocationDpEvent) -> np.ndarray:
     from dpjax.accounting.allocation_rdp import allocation_rdp
 
     return allocation_rdp(part.num_steps, part.noise_multiplier, orders=ORDERS)
 
-  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(
+    self, part: RandomAllocationDpEvent, interval: float
+  ) -> pld_lib.PrivacyLossDistribution:
     from dpjax.accounting.random_allocation import allocation_pld
 
     return allocation_pld(part.num_steps, part.noise_multiplier, interval=interval)
 
   # A pass of T steps has about the loss of one step on a sample of probability 1 / sqrt(T): its
   # Renyi divergence of order 2 is log(1 + (e^(1 / z^2) - 1) / T).
-  def renyi_two(self, part: Any) -> float:
+  def renyi_two(self, part: RandomAllocationDpEvent) -> float:
     noise = self.unamplified(part)
     return amplified(kind_of(noise).renyi_two(noise), (part.num_steps**-0.5) ** 2)
 
-  def largest_loss(self, part: Any) -> float:
+  def largest_loss(self, part: RandomAllocationDpEvent) -> float:
     noise = self.unamplified(part)
     return amplified(kind_of(noise).largest_loss(noise), part.num_steps**-0.5)
 
-  def zcdp(self, part: Any) -> float:
+  def zcdp(self, part: RandomAllocationDpEvent) -> float:
     # The record's step is drawn without looking at it, so the pass is a mixture of one sum.
     noise = self.unamplified(part)
     return kind_of(noise).zcdp(noise)
 
-  def gaussian_noise(self, part: Any) -> float:
+  def gaussian_noise(self, part: RandomAllocationDpEvent) -> float:
     return part.noise_multiplier
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: RandomAllocationDpEvent, unit: str) -> str:
     noise = self.unamplified(part)
     return (
       f"a pass of {part.num_steps} steps with {kind_of(noise).describe(noise, unit)} "

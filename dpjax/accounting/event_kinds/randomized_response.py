@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
@@ -18,7 +17,7 @@ from dpjax.accounting.text import upper
 _SMALL = 1e-6
 
 
-class RandomizedResponseKind(EventKind):
+class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
   """Randomised response: one of `num_buckets` answers, which is drawn uniformly at random with
   probability `noise_parameter`, and else is the true one.
 
@@ -34,7 +33,7 @@ class RandomizedResponseKind(EventKind):
   # A response has only two or three losses, which a coarser grid would round too much.
   points_per_deviation = 4000
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: dpa.RandomizedResponseDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.integer_at_least(1, num_buckets=event.num_buckets)
     # In both cases the answer does not depend on the input.
     if event.num_buckets == 1 or event.noise_parameter == 1:
@@ -44,24 +43,26 @@ class RandomizedResponseKind(EventKind):
     validate.probability(noise_parameter=event.noise_parameter)
     return [(event, 1)]
 
-  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(
+    self, part: dpa.RandomizedResponseDpEvent, interval: float
+  ) -> pld_lib.PrivacyLossDistribution:
     return pld_lib.from_randomized_response(
       part.noise_parameter, part.num_buckets, value_discretization_interval=interval
     )
 
-  def renyi_two(self, part: Any) -> float:
+  def renyi_two(self, part: dpa.RandomizedResponseDpEvent) -> float:
     loss = self.largest_loss(part)
     # The divergence of a pure epsilon is at most epsilon, and about its square where small.
     return min(loss, math.expm1(min(loss, 1.0)) ** 2)
 
-  def zcdp(self, part: Any) -> float:
+  def zcdp(self, part: dpa.RandomizedResponseDpEvent) -> float:
     return zcdp_of_pure(self.largest_loss(part))
 
-  def largest_loss(self, part: Any) -> float:
+  def largest_loss(self, part: dpa.RandomizedResponseDpEvent) -> float:
     share = part.noise_parameter / part.num_buckets
     return math.log1p((1 - part.noise_parameter) / share)
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: dpa.RandomizedResponseDpEvent, unit: str) -> str:
     loss = math.log1p((1 - part.noise_parameter) * part.num_buckets / part.noise_parameter)
     return f"a mechanism that is ({upper(loss, digits=6)}, 0)-private by itself"
 

@@ -26,7 +26,7 @@ from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import upper
 
 
-class RepeatAndSelectKind(EventKind):
+class RepeatAndSelectKind(EventKind[RepeatAndSelectDpEvent]):
   """K runs of one event, of which the best is released (Papernot and Steinke 2022)."""
 
   name = "repeat_and_select"
@@ -36,7 +36,7 @@ class RepeatAndSelectKind(EventKind):
   proof = Proved(RELATIONS, ("rdp",))
   selects = True
 
-  def to_json(self, event: Any) -> dict[str, Any]:
+  def to_json(self, event: RepeatAndSelectDpEvent) -> dict[str, Any]:
     fields = super().to_json(event)
     # Strict JSON has no infinity.
     if fields["shape"] == math.inf:
@@ -47,7 +47,7 @@ class RepeatAndSelectKind(EventKind):
     shape = math.inf if fields["shape"] == "inf" else fields["shape"]
     return super().from_json({**fields, "shape": shape})
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: RepeatAndSelectDpEvent) -> Iterable[tuple[DpEvent, int]]:
     # The constructor checks the numbers.
     repeat_and_select_event(event.event, mean_trials=event.mean, shape=event.shape)
     inner = merged_parts(event.event)
@@ -57,29 +57,29 @@ class RepeatAndSelectKind(EventKind):
       return [(dpa.NonPrivateDpEvent(), 1)]
     return [(_of_runs(inner, event.mean, event.shape), 1)]
 
-  def repeated(self, part: Any) -> Iterable[DpEvent]:
+  def repeated(self, part: RepeatAndSelectDpEvent) -> Iterable[DpEvent]:
     return merged_parts(part.event)
 
-  def under_replace_one(self, part: Any) -> DpEvent:
+  def under_replace_one(self, part: RepeatAndSelectDpEvent) -> DpEvent:
     # Replacing a record moves the sums of every run, so each part is converted.
     runs = converted(
       merged_parts(part.event), lambda inner: kind_of(inner).under_replace_one(inner)
     )
     return _of_runs(runs, part.mean, part.shape)
 
-  def under_add_or_remove_one(self, part: Any) -> DpEvent:
+  def under_add_or_remove_one(self, part: RepeatAndSelectDpEvent) -> DpEvent:
     runs = converted(
       merged_parts(part.event), lambda inner: kind_of(inner).under_add_or_remove_one(inner)
     )
     return _of_runs(runs, part.mean, part.shape)
 
-  def rdp(self, part: Any) -> np.ndarray:
+  def rdp(self, part: RepeatAndSelectDpEvent) -> np.ndarray:
     one_run = rdp_of(merged_parts(part.event))
     return accounting.tuning.select_rdp(
       ORDERS, one_run, mean_trials=part.mean, shape=part.shape
     )
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: RepeatAndSelectDpEvent, unit: str) -> str:
     return (
       "the best of a random and secret number of runs, on average "
       f"{upper(part.mean, digits=6)} (assumed: the score that selects "

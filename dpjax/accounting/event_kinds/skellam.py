@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
@@ -31,7 +30,7 @@ class SkellamDpEvent(dpa.DpEvent):
   l1_sensitivity: float
 
 
-class SkellamKind(EventKind):
+class SkellamKind(EventKind[SkellamDpEvent]):
   """The accounting of Skellam noise (Agarwal, Kairouz and Liu 2021, arXiv:2110.04995).
 
   There is no proof under add_or_remove_one, since a removed client also removes its share of the
@@ -44,15 +43,15 @@ class SkellamKind(EventKind):
   scheme = "Skellam noise in shares"
   proof = Proved((ZERO, REPLACE), ("rdp",))
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: SkellamDpEvent) -> Iterable[tuple[DpEvent, int]]:
     validate.positive(**{name: getattr(event, name) for name in self.fields})
     return [(event, 1)]
 
-  def under_replace_one(self, part: Any) -> DpEvent:
+  def under_replace_one(self, part: SkellamDpEvent) -> DpEvent:
     # The integers of a replaced record differ by up to twice either norm.
     return SkellamDpEvent(part.variance, 2 * part.l2_sensitivity, 2 * part.l1_sensitivity)
 
-  def rdp(self, part: Any) -> np.ndarray:
+  def rdp(self, part: SkellamDpEvent) -> np.ndarray:
     # Imported here, since every run imports this module, and only secure sums need it.
     from dpjax.accounting.discrete import skellam_rdp
 
@@ -63,7 +62,7 @@ class SkellamKind(EventKind):
       l1_sensitivity=part.l1_sensitivity,
     )
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: SkellamDpEvent, unit: str) -> str:
     multiple = lower(math.sqrt(part.variance) / part.l2_sensitivity, digits=6)
     return (
       f"Skellam noise on integers, of {multiple} times the largest norm of the integers of one "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
@@ -23,7 +22,7 @@ class SmoothSensitivityDpEvent(dpa.DpEvent):
   neighboring_relation: str
 
 
-class SmoothSensitivityKind(EventKind):
+class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
   """The accounting of noise by smooth sensitivity (arXiv:1802.08908, theorem 23)."""
 
   name = "smooth_sensitivity"
@@ -33,22 +32,22 @@ class SmoothSensitivityKind(EventKind):
   def rows(self) -> dict[str, Proved]:
     return {f"smooth sensitivity ({word})": Proved((word,), ("rdp",)) for word in RELATIONS}
 
-  def row_of(self, part: Any) -> tuple[str, Proved]:
+  def row_of(self, part: SmoothSensitivityDpEvent) -> tuple[str, Proved]:
     # A smooth sensitivity under one relation says nothing about another, so none is converted.
     scheme = f"smooth sensitivity ({part.neighboring_relation})"
     return scheme, self.rows()[scheme]
 
-  def elements(self, event: Any) -> list[tuple[dpa.DpEvent, int]]:
+  def elements(self, event: SmoothSensitivityDpEvent) -> list[tuple[dpa.DpEvent, int]]:
     validate.positive(beta=event.beta, noise_multiplier=event.noise_multiplier)
     validate.one_of(RELATIONS, neighboring_relation=event.neighboring_relation)
     return [(event, 1)]
 
-  def rdp(self, part: Any) -> np.ndarray:
+  def rdp(self, part: SmoothSensitivityDpEvent) -> np.ndarray:
     # Imported here: most runs publish no such number.
     from dpjax.accounting.votes import SmoothSensitivity
 
     return SmoothSensitivity(part.beta, part.noise_multiplier).rdp(ORDERS)
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: SmoothSensitivityDpEvent, unit: str) -> str:
     multiple = lower(part.noise_multiplier, digits=6)
     return f"Gaussian noise of {multiple} times a {upper(part.beta, digits=6)}-smooth sensitivity"

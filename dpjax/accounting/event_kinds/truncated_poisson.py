@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
@@ -22,7 +21,7 @@ from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
 
-class TruncatedPoissonKind(EventKind):
+class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
   """A Poisson draw of n records at rate q, cut to B at random, one record x or zeroed.
 
   Let K ~ Bin(n - 1, q) be how many OTHERS are drawn. K < B: nothing is cut, with or without
@@ -47,7 +46,9 @@ class TruncatedPoissonKind(EventKind):
   scheme = "truncated_poisson"
   proof = Proved((ZERO,), ("pld",))
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(
+    self, event: dpa.TruncatedSubsampledGaussianDpEvent
+  ) -> Iterable[tuple[DpEvent, int]]:
     prob = event.sampling_probability
     capacity = event.truncated_batch_size
     size = event.dataset_size
@@ -62,7 +63,9 @@ class TruncatedPoissonKind(EventKind):
       lambda z: dpa.TruncatedSubsampledGaussianDpEvent(size, prob, capacity, z),
     )
 
-  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(
+    self, part: dpa.TruncatedSubsampledGaussianDpEvent, interval: float
+  ) -> pld_lib.PrivacyLossDistribution:
     # The relation is given, since dp_accounting's default is another one.
     return pld_lib.from_truncated_subsampled_gaussian_mechanism(
       part.dataset_size,
@@ -74,23 +77,23 @@ class TruncatedPoissonKind(EventKind):
     )
 
   # The next two methods only guide the choice of a grid, so the uncut sample serves.
-  def renyi_two(self, part: Any) -> float:
+  def renyi_two(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
     noise = _noise_of(part)
     return amplified(kind_of(noise).renyi_two(noise), part.sampling_probability**2)
 
-  def largest_loss(self, part: Any) -> float:
+  def largest_loss(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
     noise = _noise_of(part)
     return amplified(kind_of(noise).largest_loss(noise), part.sampling_probability)
 
-  def zcdp(self, part: Any) -> float:
+  def zcdp(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
     # The draw does not look at the record, and a zeroed one keeps its place in it.
     noise = _noise_of(part)
     return kind_of(noise).zcdp(noise)
 
-  def gaussian_noise(self, part: Any) -> float:
+  def gaussian_noise(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
     return part.noise_multiplier
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: dpa.TruncatedSubsampledGaussianDpEvent, unit: str) -> str:
     noise = _noise_of(part)
     return (
       f"{kind_of(noise).describe(noise, unit)} on a truncated Poisson "
@@ -100,7 +103,7 @@ class TruncatedPoissonKind(EventKind):
     )
 
 
-def _noise_of(part: Any) -> DpEvent:
+def _noise_of(part: dpa.TruncatedSubsampledGaussianDpEvent) -> DpEvent:
   return dpa.GaussianDpEvent(part.noise_multiplier)
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax.accounting.event_kinds.bounded_contribution import BoundedContributionDpEvent
 from dpjax.accounting.event_kinds.fixed_size import SampleKind, fixed_size_event
-from dpjax.accounting.event_kinds.kind import DpEvent, kind_of
+from dpjax.accounting.event_kinds.kind import DpEvent, kind_of, noise_multiplier_of
 from dpjax.accounting.proved import ADD, REPLACE, Proved
 
 
-class WithReplacementKind(SampleKind):
+class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
   """Gaussian noise on b uniform draws, with replacement, out of n records or more.
 
   `dpjax.accounting.exchanged_copies` has the proofs. A joining record is accounted as b records of
@@ -26,42 +25,46 @@ class WithReplacementKind(SampleKind):
   scheme = "with_replacement"
   proof = Proved((REPLACE, ADD), ("pld",))
 
-  def under_add_or_remove_one(self, part: Any) -> DpEvent:
+  def under_add_or_remove_one(
+    self, part: dpa.SampledWithReplacementDpEvent
+  ) -> BoundedContributionDpEvent:
     # Each copy of a joining record takes the place of another record, so it moves the sum by 2 C.
-    inner: Any = kind_of(part.event).under_replace_one(part.event)
+    inner = kind_of(part.event).under_replace_one(part.event)
     return BoundedContributionDpEvent(
-      1 / part.source_dataset_size, part.sample_size, inner.noise_multiplier
+      1 / part.source_dataset_size, part.sample_size, noise_multiplier_of(inner)
     )
 
-  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+  def pld(
+    self, part: dpa.SampledWithReplacementDpEvent, interval: float
+  ) -> pld_lib.PrivacyLossDistribution:
     from dpjax.accounting.exchanged_copies import copies_pld  # few runs need it
 
     return copies_pld(
       num_examples=part.source_dataset_size,
       batch_size=part.sample_size,
-      noise_multiplier=2 * part.event.noise_multiplier,
+      noise_multiplier=2 * noise_multiplier_of(part.event),
       interval=interval,
     )
 
   # The next two only guide the choice of a grid.
-  def renyi_two(self, part: Any) -> float:
-    joining: Any = self.under_add_or_remove_one(part)
+  def renyi_two(self, part: dpa.SampledWithReplacementDpEvent) -> float:
+    joining = self.under_add_or_remove_one(part)
     # The part has its noise relative to the sensitivity already.
-    joining = dataclasses.replace(joining, noise_multiplier=part.event.noise_multiplier)
+    joining = dataclasses.replace(joining, noise_multiplier=noise_multiplier_of(part.event))
     return kind_of(joining).renyi_two(joining)
 
-  def largest_loss(self, part: Any) -> float:
+  def largest_loss(self, part: dpa.SampledWithReplacementDpEvent) -> float:
     from dpjax.accounting.exchanged_copies import copies_largest_loss
 
-    noise = 2 * part.event.noise_multiplier
+    noise = 2 * noise_multiplier_of(part.event)
     return copies_largest_loss(part.source_dataset_size, part.sample_size, noise)
 
-  def joining_prob(self, part: Any) -> float:
+  def joining_prob(self, part: dpa.SampledWithReplacementDpEvent) -> float:
     from dpjax.accounting.exchanged_copies import joining_prob
 
     return joining_prob(part.source_dataset_size, part.sample_size)
 
-  def describe(self, part: Any, unit: str) -> str:
+  def describe(self, part: dpa.SampledWithReplacementDpEvent, unit: str) -> str:
     return (
       f"{kind_of(part.event).describe(part.event, unit)} on a batch with replacement (assumed: "
       f"{part.sample_size} draws out of {part.source_dataset_size} {unit}s or more, each uniform "

@@ -27,7 +27,7 @@ import flax.linen as nn
 
 from dpjax import names
 from dpjax.models.libraries.linen_modules import parameters_of
-from dpjax.types import Array, Params
+from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
 # Argument with which a constructor asks for the shape of ONE example.
@@ -38,7 +38,7 @@ INPUT_SHAPE = "input_shape"
 class Model(Protocol):
   """A model of another library, as the launchers call it."""
 
-  def init(self, key: Array, x: Any) -> Params:
+  def init(self, key: Array, x: ArrayTree) -> Params:
     """Returns first parameters, {"params": nested dictionaries of arrays}.
 
     Args:
@@ -47,7 +47,7 @@ class Model(Protocol):
     """
     ...
 
-  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Any:
+  def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
     """Returns outputs [B, ...] of x [B, ...].
 
     Args:
@@ -55,7 +55,7 @@ class Model(Protocol):
     """
     ...
 
-  def draws(self, params: Params, first: Any) -> bool:
+  def draws(self, params: Params, first: ArrayTree) -> bool:
     """Returns whether outputs in training depend on the key (dropout)."""
     ...
 

@@ -15,7 +15,7 @@ import jax
 
 from dpjax.models.libraries import linen_modules
 from dpjax.models.libraries import parts as parts_lib
-from dpjax.types import Array, Params
+from dpjax.types import Array, ArrayTree, Params
 
 _KEY = "key"
 
@@ -33,7 +33,7 @@ class EquinoxModel(parts_lib.ConstructedModel):
     super().__init__(construct, path=path, shaped=shaped)
     self._parts: parts_lib.Parts | None = None
 
-  def init(self, key: Array, x: Any) -> Params:
+  def init(self, key: Array, x: ArrayTree) -> Params:
     """Returns first parameters; see `by_path.Model.init`."""
     self._note_shape(x)
     return parts_lib.params_of(self._built(key), _name_of, self._path)
@@ -45,7 +45,7 @@ class EquinoxModel(parts_lib.ConstructedModel):
     self._check_state(module)
     return module
 
-  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Any:
+  def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
     """Returns outputs [B, ...]; see `by_path.Model.apply`."""
     if self._parts is None:
       self._parts = parts_lib.parts_of(self._built, _name_of)
@@ -57,7 +57,7 @@ class EquinoxModel(parts_lib.ConstructedModel):
       how[_KEY] = key
     return jax.vmap(lambda row: module(row, **how))(x)
 
-  def draws(self, params: Params, first: Any) -> bool:
+  def draws(self, params: Params, first: ArrayTree) -> bool:
     """Returns whether training draws random numbers.
 
     Raises:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from dpjax.models.libraries import linen_modules
 from dpjax.models.libraries import parts as parts_lib
-from dpjax.types import Array, Params
+from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
 _KEY = "key"
@@ -37,13 +37,13 @@ class FunctionModel:
     self._first: Any = None
     self._parts: parts_lib.Parts | None = None
 
-  def init(self, key: Array, x: Any) -> Params:
+  def init(self, key: Array, x: ArrayTree) -> Params:
     """Returns first parameters; see `by_path.Model.init`."""
     # Only shapes are kept: constants of a model must not depend on a record.
     self._first = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, x))
     return parts_lib.params_of(self._init(key, x), self._name_of, self._path)
 
-  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Any:
+  def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
     """Returns outputs [B, ...]; see `by_path.Model.apply`."""
     if self._parts is None:
       first = self._first
@@ -56,7 +56,7 @@ class FunctionModel:
       how[_KEY] = key
     return self._apply(self._parts.whole(params), x, **how)
 
-  def draws(self, params: Params, first: Any) -> bool:
+  def draws(self, params: Params, first: ArrayTree) -> bool:
     """Returns whether training draws random numbers."""
     return parts_lib.depends_on_key(lambda key: self.apply(params, first, key=key))
 
@@ -84,7 +84,7 @@ def model_of(value: Any, path: str) -> FunctionModel | None:
     return None
   first, apply = value
 
-  def init(key: Array, x: Any) -> Params:
+  def init(key: Array, x: ArrayTree) -> Params:
     # stax wants the shape of a batch, and says that of the outputs beside the parameters.
     _, params = first(key, jnp.shape(x))
     return params

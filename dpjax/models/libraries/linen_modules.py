@@ -14,7 +14,7 @@ from typing import Any
 import flax.errors
 import jax
 
-from dpjax.types import Array, Params
+from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
 # Message for BatchNorm, which no model of any library may have.
@@ -39,11 +39,11 @@ class Modes:
   module: Any
   flags: dict[str, bool]
 
-  def init(self, key: Array, x: Any) -> Params:
+  def init(self, key: Array, x: ArrayTree) -> Params:
     """Initialises parameters in evaluation mode, which needs no example's key."""
     return self.module.init(key, x, **self._evaluating)
 
-  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Array:
+  def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Array:
     """Computes outputs [B, ...]: in training mode if `key`, that of ONE example, is given, else in
     evaluation mode."""
     if key is None:
@@ -74,7 +74,7 @@ def modes(module: Any) -> Any:
   return Modes(module, flags) if flags else module
 
 
-def draws(model: Any, params: Params, first: Any, path: str) -> bool:
+def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
   """Returns whether the model needs a key in training (dropout).
 
   Args:

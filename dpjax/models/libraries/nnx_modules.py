@@ -16,7 +16,7 @@ from flax import nnx
 
 from dpjax.models.libraries import linen_modules
 from dpjax.models.libraries import parts as parts_lib
-from dpjax.types import Array, Params
+from dpjax.types import Array, ArrayTree, Params
 
 # Stands at the end of a leaf's path: the array inside a variable.
 _VALUE = "value"
@@ -37,7 +37,7 @@ class NnxModel(parts_lib.ConstructedModel):
     super().__init__(construct, path=path, shaped=shaped)
     self._split: tuple[Any, parts_lib.Parts] | None = None
 
-  def init(self, key: Array, x: Any) -> Params:
+  def init(self, key: Array, x: ArrayTree) -> Params:
     """Returns first parameters; see `by_path.Model.init`."""
     self._note_shape(x)
     _, *states = self._built(key)
@@ -67,12 +67,12 @@ class NnxModel(parts_lib.ConstructedModel):
     graph, parts = self._split
     return (graph, *parts.whole(params))
 
-  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Any:
+  def apply(self, params: Params, x: ArrayTree, *, key: Array | None = None) -> Any:
     """Returns outputs [B, ...]; see `by_path.Model.apply`."""
     outputs, _ = self._called(params, x, key)
     return outputs
 
-  def draws(self, params: Params, first: Any) -> bool:
+  def draws(self, params: Params, first: ArrayTree) -> bool:
     """Returns whether training draws random numbers.
 
     Raises:
@@ -82,7 +82,7 @@ class NnxModel(parts_lib.ConstructedModel):
     trained = lambda key: self.apply(params, first, key=key)
     return parts_lib.depends_on_key(trained)
 
-  def _called(self, params: Params, x: Any, key: Array | None) -> tuple[Any, Any]:
+  def _called(self, params: Params, x: ArrayTree, key: Array | None) -> tuple[Any, Any]:
     """Returns (outputs, the module after the call)."""
     # A new module in every call: what the call writes to it reaches no other example.
     module = nnx.merge(*self._whole(params))
@@ -103,7 +103,7 @@ class NnxModel(parts_lib.ConstructedModel):
       how[_STREAMS] = nnx.Rngs(jax.random.fold_in(key, 2**32 - 1))
     return module(x, **how), module
 
-  def _evaluated(self, params: Params, x: Any) -> Any:
+  def _evaluated(self, params: Params, x: ArrayTree) -> Any:
     """Evaluates once; raises UserError for what a pure function cannot do."""
     _, *before = self._whole(params)
     outputs, module = self._called(params, x, None)

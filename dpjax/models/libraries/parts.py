@@ -34,7 +34,7 @@ class ConstructedModel:
     self._shaped = shaped
     self._shapes: dict[str, Any] = {}
 
-  def _note_shape(self, x: Any) -> None:
+  def _note_shape(self, x: ArrayTree) -> None:
     """Keeps the shape of one example if the constructor asks for it."""
     if self._shaped:
       self._shapes = {
@@ -48,7 +48,7 @@ class ConstructedModel:
 class NameOf(Protocol):
   """Names the parameters of one library."""
 
-  def __call__(self, path: Any, leaf: Any, /) -> str | None:
+  def __call__(self, path: jax.tree_util.KeyPath, leaf: Array, /) -> str | None:
     """Returns a parameter's name by its path in the tree; None if the leaf is no parameter."""
     ...
 

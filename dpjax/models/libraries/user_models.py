@@ -9,11 +9,11 @@ import flax.linen as nn
 import jax
 
 from dpjax.models.libraries import by_path, linen_modules
-from dpjax.types import Params
+from dpjax.types import ArrayTree, Params
 from dpjax.validate import UserError
 
 
-def draws(model: Any, params: Params, first: Any, path: str) -> bool:
+def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
   """Returns whether a user's model of any library needs a key in training (dropout).
 
   Args:
