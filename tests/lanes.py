@@ -310,7 +310,7 @@ def together(chosen: Mapping[str, list[str]], rows: Mapping[str, Row]) -> list[l
     chosen: file -> cases that a walk has to run.
     rows: last line of each case.
 
-  >>> rows = {"a::1": {"seconds": 20}, "b::1": {"seconds": 30}, "c::1": {"seconds": 50}}
+  >>> rows = {"a::1": {"seconds": 0}, "b::1": {"seconds": 30}, "c::1": {"seconds": 50}}
   >>> together({"a": ["a::1"], "b": ["b::1"], "c": ["c::1"]}, rows)
   [['a', 'b'], ['c']]
   """
@@ -318,7 +318,7 @@ def together(chosen: Mapping[str, list[str]], rows: Mapping[str, Row]) -> list[l
   room = 0.0
   for file, cases in chosen.items():
     seconds = sum(rows.get(case, {}).get("seconds", _GUESS["long"]) for case in cases)
-    if seconds > room:
+    if not batches or seconds > room:
       batches.append([])
       room = _TOGETHER
     batches[-1].append(file)
