@@ -13,9 +13,10 @@ import pathlib
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from absl import app, flags, logging
 
@@ -163,10 +164,55 @@ _BETWEEN = (
 )
 
 
+# After which a signal that was lost is sent again.
+_AGAIN_SECONDS = 0.05
+
+
 class _Stopped(KeyboardInterrupt):
   def __init__(self, signum: int):
     super().__init__(signum)
     self.signum = signum
+
+
+class _Stops:
+  """Raises `_Stopped` where a signal arrives, so that no code in between can lose it.
+
+  A destructor, or a callback of a library, may swallow it: the signal is sent again. Other code
+  may answer with an error of its own, as tqdm does: `asked` holds the signal behind that error.
+  """
+
+  def __init__(self) -> None:
+    self.asked: int | None = None
+    self._handlers: dict[int, Any] = {}
+    self._hook = sys.unraisablehook
+
+  def _stop(self, signum: int, frame: Any) -> None:
+    self.asked = signum
+    raise _Stopped(signum)
+
+  def _swallowed(self, unraisable: Any) -> None:
+    if not isinstance(unraisable.exc_value, _Stopped):
+      return self._hook(unraisable)
+    # Later, since this hook runs where the exception was lost, and would lose it again.
+    again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), self.asked))
+    again.daemon = True
+    again.start()
+    return None
+
+  def __enter__(self) -> Self:
+    from dpjax.experiments.run import loop
+
+    for signum in loop.STOPPING:
+      # Ignored signals, as under nohup, stay ignored.
+      if signal.getsignal(signum) != signal.SIG_IGN:
+        self._handlers[signum] = signal.signal(signum, self._stop)
+    sys.unraisablehook = self._swallowed
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    sys.unraisablehook = self._hook
+    for signum, handler in self._handlers.items():
+      signal.signal(signum, handler)
 
 
 @contextlib.contextmanager
@@ -178,27 +224,18 @@ def stoppable(workdir: str) -> Iterator[None]:
   from dpjax.experiments.run import loop
 
   optional.check("runs")
-
-  def stop(signum: int, frame: Any) -> None:
-    raise _Stopped(signum)
-
-  previous = {}
-  for signum in loop.STOPPING:
-    # Python raises KeyboardInterrupt for SIGINT; ignored signals, as under nohup, stay
-    # ignored.
-    if signum != signal.SIGINT and signal.getsignal(signum) != signal.SIG_IGN:
-      previous[signum] = signal.signal(signum, stop)
-  try:
-    yield
-  except (loop.Interrupted, KeyboardInterrupt) as stopped:
-    reason = stopped if isinstance(stopped, loop.Interrupted) else _BETWEEN
-    # After a hang-up the terminal reads nothing.
-    with contextlib.suppress(OSError):
-      print(f"{reason} (workdir {workdir})", file=sys.stderr, flush=True)
-    sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
-  finally:
-    for signum, handler in previous.items():
-      signal.signal(signum, handler)
+  with _Stops() as stops:
+    try:
+      yield
+    except (Exception, KeyboardInterrupt) as error:
+      stopped = isinstance(error, (loop.Interrupted, KeyboardInterrupt))
+      if not stopped and stops.asked is None:
+        raise
+      reason = error if isinstance(error, loop.Interrupted) else _BETWEEN
+      # After a hang-up the terminal reads nothing.
+      with contextlib.suppress(OSError):
+        print(f"{reason} (workdir {workdir})", file=sys.stderr, flush=True)
+      sys.exit(128 + getattr(error, "signum", stops.asked or signal.SIGINT))
 
 
 def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:

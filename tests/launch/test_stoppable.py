@@ -2,6 +2,8 @@
 
 import json
 import signal
+import sys
+import time
 
 import pytest
 
@@ -59,3 +61,53 @@ def test_control_c_ends_with_its_own_code(tmp_path, capsys):
     raise KeyboardInterrupt
   assert end.value.code == 128 + signal.SIGINT
   assert "go on" in capsys.readouterr().err
+
+
+def _last_step():
+  """A signal in the last step of a training: the training is whole, what follows it is not."""
+  with loop.signals() as received:
+    sigterm()
+  assert received == [signal.SIGTERM]
+
+
+def _destructor():
+  """Python prints and drops an exception of a destructor."""
+
+  class Ends:
+    def __del__(self):
+      sigterm()
+
+  Ends()
+  time.sleep(20)
+
+
+def _other_error():
+  """tqdm answers an exception between two of its lines with an AttributeError."""
+  try:
+    sigterm()
+  except KeyboardInterrupt:
+    raise AttributeError("_lock") from None
+
+
+@pytest.mark.parametrize("lose", [_last_step, _destructor, _other_error])
+def test_no_code_loses_a_signal(lose, tmp_path, capsys):
+  with pytest.raises(SystemExit) as end, app.stoppable(str(tmp_path)):
+    lose()
+  assert end.value.code == 128 + signal.SIGTERM
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "go on" in line
+
+
+def test_an_error_without_a_signal_stays_an_error(tmp_path):
+  hook = sys.unraisablehook
+  with pytest.raises(AttributeError, match="mine"), app.stoppable(str(tmp_path)):
+    raise AttributeError("mine")
+  assert sys.unraisablehook is hook
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_in_the_last_step_of_all_is_too_late():
+  before = signal.getsignal(signal.SIGTERM)
+  with loop.signals() as received:
+    sigterm()
+  assert received == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is before

@@ -307,7 +307,10 @@ def _carried_out(
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
   """Collects SIGINT, SIGTERM and SIGHUP, so that the run does not die in the middle of a
-  step. An ignored SIGHUP stays ignored: under `nohup` a run outlives its terminal."""
+  step. An ignored SIGHUP stays ignored: under `nohup` a run outlives its terminal.
+
+  A signal that came with the last step stopped nothing. It is handed on to a handler that was set
+  by this program: a sweep has other runs to stop."""
   received: list[int] = []
   previous = {}
   for signum in STOPPING:
@@ -326,6 +329,10 @@ def signals() -> Iterator[list[int]]:
   finally:
     for signum, handler in previous.items():
       signal.signal(signum, handler)
+  for signum in received[:1]:
+    # Python's own handler stays silent: nothing is left to stop, and the result is complete.
+    if previous[signum] not in (signal.SIG_DFL, signal.default_int_handler):
+      signal.raise_signal(signum)
 
 
 @contextlib.contextmanager
