@@ -28,7 +28,7 @@ from dpjax.validate import UserError, Verbatim
 
 # Most steps that the state of a transform can count.
 _MOST_STEPS = 2**31 - 1
-# For more steps, calibrating the noise takes more than about 15 s.
+# For more steps, calibrating the noise takes a quarter of a minute or more.
 _MANY_STEPS = 2 * 10**6
 # Most examples that NumPy can number.
 _MOST_EXAMPLES = 2**63 - 1
@@ -41,7 +41,7 @@ def _steps_of(epochs: float, size: int, batch_size: int) -> int:
 
   Raises:
     UserError: more steps than a transform can count.
-    UserWarning: more than two million steps, for which finding the noise takes minutes.
+    UserWarning: more than two million steps, for which finding the noise takes long.
   """
   steps = epochs * size / batch_size
   sentence = f"are {steps:.3g} steps of batch_size={batch_size}"
@@ -51,7 +51,7 @@ def _steps_of(epochs: float, size: int, batch_size: int) -> int:
     )
   if steps > _MANY_STEPS:
     warnings.warn(
-      f"epochs={epochs!r}: {sentence}; the noise for so many takes minutes to find, "
+      f"epochs={epochs!r}: {sentence}; the noise for so many takes long to find, "
       "were they meant?",
       stacklevel=3,
     )

@@ -662,6 +662,20 @@ def _exposure() -> list[Row]:
   return cells
 
 
+def _lines_read() -> list[Row]:
+  """What the messages of clients show of their text."""
+  cells = []
+  for row in entries("attacks/text_from_gradients/lines.csv"):
+    # With noise the attack names a token at each position, and no line.
+    is_noisy = float(row["noise_multiplier"] or 0) > 0
+    whole = "" if is_noisy else f"{row['lines_right']} of {row['lines_in_all']}"
+    tokens = f"{row['tokens_right']} of {row['tokens']}"
+    cells.append(
+      [row["message"], row["lines"], row["noise_multiplier"] or "none", tokens, whole]
+    )
+  return cells
+
+
 def _sums() -> list[Row]:
   made = []
   for clients in ("10", "100"):
@@ -1221,6 +1235,11 @@ TABLES = [
     "docs/attacks.md",
     ["training", "perplexity", "never there", "1 copy", "4 copies", "16 copies"],
     _exposure,
+  ),
+  Table(
+    "docs/attacks.md",
+    ["message", "lines", "noise multiplier", "tokens read", "whole lines"],
+    _lines_read,
   ),
   Table("docs/secure.md", ["MNIST", "on shares", "in the clear"], _shares),
   Table(

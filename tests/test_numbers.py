@@ -75,7 +75,6 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| `verdict` | meaning |",
     "| part | attacks | defences |",
     "| `--config=configs/attack/` or flag | what it does |",
-    "| message | what it shows |",
     (
       "| seen, before `bavaria` and `rmia_tuned` were among the methods | RMIA | "
       "loss | LiRA |"

@@ -137,7 +137,7 @@ def test_noisy_windows_are_charged_before_the_noise_and_up_to_the_budget(
   service = asyncio.run(play())
   assert service.stream_ledger.spent == (4.0, 0.0)
   assert service.health()["privacy"]["stream_epsilon"] == 4.0
-  assert service.alarms["drift_budget"]["level"] == "warning"
+  assert service.alarms["drift_budget"] == {"level": "warning", "value": 4.0, "bound": 5.0}
   kinds = _kinds(tmp_path)
   assert kinds == [
     "start",

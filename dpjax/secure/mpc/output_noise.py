@@ -267,7 +267,8 @@ class OutputNoise:
       f"norm {norm}; penalty {self.penalty:g}, rate {self.rate:g}. One replaced row moves it by "
       f"{moved} at most, fixed-point rounding included. Each of two parties adds "
       f"discrete Gaussian noise of standard deviation {std}, and one "
-      "party's is counted: it covers the view of the other party, who knows its own noise. "
+      "party's is counted: it covers the view of the other party, who knows its own noise, as "
+      "far as ChaCha20, which hides the shares, looks uniform to it. "
       "It does not cover parties that deviate from the protocol or pool what they know."
     )
 
