@@ -281,6 +281,34 @@ def test_rdp_of_a_tiny_probability_is_not_rounded_to_zero():
   assert epsilon(event, delta=delta, accountant="rdp") > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("noise_of", [accounting.gaussian_event, accounting.laplace_event])
+@pytest.mark.parametrize("prob", [5e-324, 1e-310, 1e-160, 1e-30, 0.01])
+def test_no_probability_and_no_noise_overflows(noise_of, prob):
+  """dp_accounting overflows there. A sample never costs more than all records."""
+  for z in (1e-100, 1.2e-3, 2e-3, 0.05, 1.1, 1e100):
+    noise = noise_of(z)
+    step = accounting.poisson_sampled_event(noise, sampling_prob=prob)
+    found, whole = (epsilon(each, delta=1e-6) for each in (step, noise))
+    assert 0 <= found <= whole * (1 + 1e-9)
+
+
+def test_little_laplace_noise_on_a_sample_costs_its_pure_epsilon():
+  """e^(1 / z) overflows: the sum over all records stands for that over a sample."""
+  event = accounting.poisson_sampled_event(
+    accounting.laplace_event(1e-4), sampling_prob=0.01
+  )
+  assert 1e4 - 5 < epsilon(event, delta=1e-6) < 1e4 + 1
+
+
+def test_a_truncated_sample_of_hardly_any_record_is_refused():
+  noise = accounting.gaussian_event(1.0)
+  with pytest.raises(UserError, match="sampling_prob=1e-201: must be 0 or at least 1e-200"):
+    accounting.truncated_poisson_event(
+      noise, sampling_prob=1e-201, num_examples=9, capacity=4
+    )
+
+
 def test_fine_and_coarse_grids_stay_upper_bounds():
   """Little loss in a step: below dp_accounting's fixed grid. Huge losses: quick, not 1e9
   points. Against the central limit (mu = q sqrt(T (e^(1/z^2) - 1))), 3 %."""

@@ -40,6 +40,7 @@ _RDP_ROUNDING = 1e-14
 # Between these, squares of noise multipliers neither overflow nor underflow.
 _LEAST_LEVEL = 1e-100
 _LARGEST_LEVEL = 1e100
+_LEAST_SQUARE = 1e-300
 
 
 class EventKind(Generic[Event]):
@@ -439,11 +440,15 @@ def describe(event: DpEvent, unit: str) -> str:
 
 
 def amplified(loss: float, prob: float) -> float:
-  """Returns log(1 + prob (e^loss - 1)), without overflow."""
+  """Returns log(1 + prob (e^loss - 1)), without overflow and > 0."""
+  # A square of a probability may underflow to 0.
+  prob = max(prob, _LEAST_SQUARE)
   # expm1 keeps the digits of a small loss. A large one would overflow exp.
   if loss < 1:
     return math.log1p(prob * math.expm1(loss))
-  return loss + math.log(prob + (1 - prob) * math.exp(-loss))
+  # The sum may round to 0 or below. e^loss - 1 >= loss gives a bound from below.
+  rounded = loss + math.log(prob + (1 - prob) * math.exp(-loss))
+  return max(rounded, math.log1p(prob * loss))
 
 
 def zcdp_of_pure(loss: float) -> float:

@@ -9,6 +9,9 @@ from dpjax import validate
 from dpjax.accounting.event_kinds.additive_noise import AdditiveNoiseKind
 from dpjax.accounting.event_kinds.kind import DpEvent, zcdp_of_pure
 
+# Of e, so that float64 does not overflow in dp_accounting's mixture of two densities.
+_LARGEST_EXPONENT = 700.0
+
 
 class LaplaceKind(AdditiveNoiseKind[dpa.LaplaceDpEvent]):
   """A sum over every record, with Laplace noise; its multiplier is scale / L1 bound."""
@@ -37,7 +40,13 @@ class LaplaceKind(AdditiveNoiseKind[dpa.LaplaceDpEvent]):
 def sampled_laplace_pld(
   noise_multiplier: float, interval: float, *, sampling_prob: float
 ) -> pld_lib.PrivacyLossDistribution:
-  """Returns the privacy loss of a Laplace sum over a Poisson sample, on a grid of interval."""
+  """Returns the privacy loss of a Laplace sum over a Poisson sample, on a grid of interval.
+
+  With so little noise that e^(1 / noise_multiplier) overflows, the sum over all records takes its
+  place. It costs no less.
+  """
+  if 1 / noise_multiplier > _LARGEST_EXPONENT:
+    sampling_prob = 1.0
   return pld_lib.from_laplace_mechanism(
     noise_multiplier,
     sampling_prob=sampling_prob,

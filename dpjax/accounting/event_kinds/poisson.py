@@ -24,6 +24,9 @@ from dpjax.accounting.text import upper
 
 _OF_LAPLACE = "poisson of Laplace noise"
 _PROOF_OF_LAPLACE = Proved((ADD, ZERO), ("pld",))
+# For a smaller probability dp_accounting overflows. This one then takes its place, which costs no
+# less: drawing with q is drawing with q' >= q, and then leaving the record out with 1 - q / q'.
+_LEAST_PROB = 1e-200
 
 
 class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
@@ -66,17 +69,19 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
       sampled_laplace_pld if isinstance(noise, dpa.LaplaceDpEvent) else sampled_gaussian_pld
     )
     return of_noise(
-      noise_multiplier_of(noise), interval, sampling_prob=part.sampling_probability
+      noise_multiplier_of(noise),
+      interval,
+      sampling_prob=_accounted_prob(part),
     )
 
   def renyi_two(self, part: dpa.PoissonSampledDpEvent) -> float:
     whole = kind_of(part.event).renyi_two(part.event)
     # Exact at order 2: the chi-square divergence of a mixture is q^2 times that of the whole.
-    return amplified(whole, part.sampling_probability**2)
+    return amplified(whole, _accounted_prob(part) ** 2)
 
   def largest_loss(self, part: dpa.PoissonSampledDpEvent) -> float:
     whole = kind_of(part.event).largest_loss(part.event)
-    return amplified(whole, part.sampling_probability)
+    return amplified(whole, _accounted_prob(part))
 
   def mu_squared(self, part: dpa.PoissonSampledDpEvent) -> tuple[float, bool]:
     if not isinstance(part.event, dpa.GaussianDpEvent):
@@ -97,6 +102,10 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
       f"{kind_of(part.event).describe(part.event, unit)} on a Poisson sample (assumed: every "
       f"{unit} joins each batch on its own, with probability {prob})"
     )
+
+
+def _accounted_prob(part: dpa.PoissonSampledDpEvent) -> float:
+  return max(part.sampling_probability, _LEAST_PROB)
 
 
 def poisson_sampled_event(event: DpEvent, *, sampling_prob: float) -> DpEvent:

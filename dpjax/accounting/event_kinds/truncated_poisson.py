@@ -20,6 +20,9 @@ from dpjax.accounting.proved import ZERO, Proved
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
+# For a smaller probability dp_accounting overflows.
+_LEAST_PROB = 1e-200
+
 
 class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
   """A Poisson draw of n records at rate q, cut to B at random, one record x or zeroed.
@@ -121,6 +124,10 @@ def truncated_poisson_event(
   TruncatedSubsampledGaussianDpEvent(dataset_size=10, ..., noise_multiplier=1.0)
   """
   validate.probability(sampling_prob=sampling_prob)
+  if sampling_prob < _LEAST_PROB:
+    raise UserError(
+      f"must be 0 or at least {_LEAST_PROB:g}", field="sampling_prob", value=sampling_prob
+    )
   validate.integer_at_least(1, num_examples=num_examples, capacity=capacity)
   if not isinstance(event, dpa.GaussianDpEvent):
     raise UserError(
