@@ -14,7 +14,7 @@ Stop it at any time; the same command goes on where it stopped.
 on the true epsilon, and what perfect scores would show. If it is above the proved epsilon, or
 guesses are too good for the proof, the exit code is 1.
 --dry_run prints the plan and ends: epsilon, noise, sampler, steps, minutes and memory (estimates,
-from a few steps on zeros); it is refused what the run would be refused, and writes nothing.
+from a few steps on zeros). It refuses what the run would refuse, and writes nothing.
 With --target=tpu:v5e:2x4 or gpu:h100:8 the step is compiled for that machine, which need not be
 there: whether it fits, its memory, what devices send, and the hours that it takes at least.
 --config.release=true takes every key from the operating system and logs nothing private.
