@@ -135,7 +135,7 @@ def _profiled(files: set[str]) -> Iterator[None]:
   is_over = False
 
   def started(frame: Any, event: str, argument: Any) -> None:
-    # This thread outlives the block.
+    # A thread that outlives the block removes its own profiler.
     if is_over:
       sys.setprofile(None)
     elif event == "call":
