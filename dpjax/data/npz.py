@@ -18,7 +18,7 @@ from dpjax.data.rows import File, stay_in_files
 from dpjax.validate import UserError, Verbatim, about, first_line, listed, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-# Letters of the names in a file that an error lists.
+# Most characters of an error that lists the names in a file.
 _MOST_NAMES = 80
 _NO_HEADER = (
   MemoryError,  # it promises more than there is
@@ -70,7 +70,7 @@ def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
       arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:
     raise UserError("there is no such file") from error
-  # A bare .npy array has no `with`.
+  # `np.load` reads a .npy file as a bare array, which `with` refuses.
   except (AttributeError, TypeError) as error:
     raise UserError("is not an .npz archive") from error
   except _UNREADABLE as error:
@@ -235,7 +235,7 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
 
 
 def _held(file: File, shape: tuple[int, ...], name: str, resident: bool | None) -> Any:
-  """Returns the array, or the file for inputs that stay on disk. Both read as float32."""
+  """Returns the array, or the file of inputs that stay on disk. Sizes count 4 bytes a number."""
   if name.startswith("x_") and stay_in_files(4 * math.prod(shape), resident):
     return file
   return file.read(np.arange(len(file))).reshape(shape)

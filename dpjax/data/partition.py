@@ -318,7 +318,7 @@ def _deal_classes(
 def _draw_classes(
   random: np.random.RandomState, shares: np.ndarray, left: np.ndarray, size: int
 ) -> np.ndarray:
-  """Draws how many rows of each class: [classes], `size` draws by `shares`, no class
+  """Draws the number of rows of each class, [classes]: `size` draws by `shares`, with no class
   overdrawn."""
   taken = np.zeros_like(left)
   while (missing := size - taken.sum()) > 0:

