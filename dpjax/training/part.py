@@ -24,8 +24,8 @@ def of_part(
   and do not move.
 
   The optimizer state is that of `tx`, so any step may switch between this pair and `loss_fn` with
-  `tx`. With `dp_sgd` both kinds of steps belong to one plan. Examples are clipped by the gradient of the
-  trained parameters alone. Noise on the others is drawn as usual and discarded, at no cost.
+  `tx`. With `dp_sgd` both kinds of steps belong to one plan. Examples are clipped by the gradient
+  of the trained parameters alone. Noise on the others is drawn as usual and discarded, at no cost.
 
   Args:
     trained: (parameter's name, such as params/head/kernel) -> whether it is trained; the names
