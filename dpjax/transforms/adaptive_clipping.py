@@ -22,8 +22,8 @@ and so does the vector: the accountant's usual conversion covers it. Under repla
 the empty record adds nothing to either query, as padding does.
 
 Norms are compared with the same C_t that clips. The noise of the sum is proportional to it. The
-count is divided by the public expected batch size. C_t is a function of private outputs: it may be logged and
-released.
+count is divided by the public expected batch size. C_t is a function of private outputs: it may be
+logged and released.
 """
 
 from __future__ import annotations

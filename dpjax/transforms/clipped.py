@@ -94,8 +94,8 @@ def is_placeholder(params: Any) -> bool:
   """Whether `params` is the placeholder with which `optax.tree_map_params` calls init.
 
   That is how Optax finds the parts of a state that are shaped like the parameters, for example to
-  reset Adam's moments. Init then hides sums of gradients and earlier noise, so that these stay as they
-  are.
+  reset Adam's moments. Init then hides sums of gradients and earlier noise, so that these stay as
+  they are.
   """
   return type(params).__name__ == "_ParamsPlaceholder"
 

@@ -40,14 +40,15 @@ def clip_and_correlated_noise(
 
   Args:
     l2_clip_norm, noise_multiplier, normalize_by, key: as for `clip_and_noise`. The white noise z on
-      the SUM has standard deviation noise_multiplier * l2_clip_norm. Given the noise
-      of all earlier steps, the noise of a step has the same one.
+      the SUM has standard deviation noise_multiplier * l2_clip_norm. Given the noise of all earlier
+      steps, the noise of a step has that one, times the step's factor in the schedule.
     noise_shape: shape with a correlation, a schedule, or both, fixed in advance.
     num_steps: number of updates that were accounted for; a later one raises, or is NaN under jit.
 
   Guarantee: the updates are post-processing of a Gaussian mechanism on C x, where x are the clipped
-  sums of all steps, for any gradients and masks. Its cost depends on how often, and how far apart, an example takes part. This transform
-  cannot see that: `dpjax.Plan` computes the cost from the sampler.
+  sums of all steps, for any gradients and masks. Its cost depends on how often, and how far apart,
+  an example takes part. This transform cannot see that: `dpjax.Plan` computes the cost from the
+  sampler.
 
   Raises:
     UserError: as `clip_and_noise`; a schedule of another length; a step not accounted for.

@@ -82,7 +82,7 @@ class SlackClipping(AdaptingClip):
   def slots_for(batch_size: float, noise_multiplier: float) -> int:
     """Returns the largest K at which the shares exceed their noise with 99 % confidence.
 
-    It is between 1 and 4096 (equation 36 of the paper).
+    This is equation 36 of the paper, limited to 1 to 4096.
 
     >>> SlackClipping.slots_for(256, 1.0)
     13
