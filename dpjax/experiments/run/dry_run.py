@@ -122,9 +122,9 @@ def report(
   loaded = kind.load_data(config, features=False)
   with made_for.compiling_for(target):
     state = state_of(kind.build(config, loaded), folder)
-  # Without a declared number of examples, theirs is public: a guarantee under
-  # add_or_remove_one would be refused. A guarantee for users hides their numbers of
-  # examples.
+  # Without a declared number of examples, the true one is public: a guarantee under
+  # add_or_remove_one would be refused. A guarantee for users also hides how many examples they
+  # have.
   data = loaded[0]
   held = data.dataset if isinstance(data, Federation) else data
   count = f"{held.nominal_size or len(held)} x "
@@ -244,7 +244,7 @@ def _blank(
 
 
 def blank(dataset: Dataset, shape: tuple[int, ...], dtype: Any = None) -> Dataset:
-  """Returns as many examples of that shape and type, all zero and of class 0."""
+  """Returns a data set of equal size: examples of that shape and type, all zero and of class 0."""
   dtype = dataset.x.dtype if dtype is None else dtype
   y = np.zeros_like(dataset.y)
   if dataset.in_columns:
@@ -318,7 +318,7 @@ def _minutes(rehearsal: Rehearsal) -> str:
 
 
 def memory() -> str:
-  """Returns the peak memory of this process: it held the data, compiled and took steps."""
+  """Describes the peak memory of this process, which held the data, compiled and took steps."""
   peak = provenance.peak_rss()
   line = f"about {peak / 1e9:.2g} GB at most (estimate: what this dry run took)"
   stats = jax.local_devices()[0].memory_stats() or {}

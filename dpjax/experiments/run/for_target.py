@@ -19,7 +19,7 @@ from dpjax.parallel import targets
 from dpjax.parallel.targets import Compiled, Machine, NotFitting, StepProgram
 from dpjax.validate import UserError
 
-# Each takes as long as a compilation of the step.
+# Largest number of sizes of a microbatch to try. Each try compiles the step.
 _MOST_TRIES = 5
 
 
@@ -111,7 +111,8 @@ def _guess(plan: CompiledPlan, size: int) -> int:
 
 
 def _gigabytes(size: float) -> str:
-  """
+  """Formats a number of bytes.
+
   >>> _gigabytes(17179869184), _gigabytes(5310000)
   ('17.2 GB', '0.00531 GB')
   """

@@ -31,12 +31,12 @@ from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
-# Key of result.json: the most that any membership attack can do, by the proof of epsilon.
+# Keys of result.json: the most that any membership attack can do, by the proof of epsilon.
 MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
 ADVANTAGE = "max_advantage"
 
-# Old name, for one release: users' kinds of runs print it.
+# Old names, for one release: users' kinds of runs use them.
 __getattr__ = _moved.names_of_module(__name__, told="summary", Promise="Guarantee")
 
 
@@ -191,7 +191,7 @@ def of_plan(
   Args:
     ran: plan of the steps that really run. `plan` is then that of a larger deployment with
       `deployed` records, and the guarantee is simulated. None: `plan` itself runs.
-    unit: whose data are one record; "" for the plan's own word.
+    unit: whose data are one record, such as "user"; "" for the unit of the plan.
     note: text before the plan's statement.
     release: whether noise is on a grid, with keys of the operating system; see `released`.
 
@@ -314,8 +314,8 @@ NONE = Guarantee("none", None, "")
 def deltas_of_ledger(result: Mapping[str, Any]) -> tuple[Any, ...]:
   """Returns the deltas at which the ledger of a result.json may have the result's epsilon.
 
-  It is `accounted_delta` where the result has it. Earlier versions did not write it: there it is
-  all of delta, or what a plan leaves of it for the steps.
+  The delta is `accounted_delta` where the result has it. Otherwise it is all of delta; earlier
+  versions left it out also where a plan leaves only a part of delta for the steps.
   """
   if "accounted_delta" in result:
     return (result["accounted_delta"],)

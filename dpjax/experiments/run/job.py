@@ -49,7 +49,7 @@ class Phase(NamedTuple):
   evaluate: Callable[[Any], Scores] | None
   # (folder, the last state): writes files beside params.npz
   write: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
-  # The event of each step; None: it is accounted elsewhere.
+  # Guarantee, with the event of each step. None: the loop accounts for no step of this phase.
   guarantee: Guarantee | None = None
   row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
   observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}  # more of a row
@@ -67,7 +67,7 @@ class Phase(NamedTuple):
   # Parts of result.json known before the first step. For a `single` job these include its
   # task, dataset and method.
   planned: Callable[[], Result] = dict
-  # The other parts: (state, the guarantee's facts, rows of metrics).
+  # Other parts of result.json, from (state, the guarantee's facts, rows of metrics).
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
 
   @property
@@ -148,7 +148,7 @@ def single(phase: Phase) -> Schedule:
       f"must return {', '.join(missing)}, too; got {planned!r}", field="Phase.planned"
     )
   if phase.guarantee is not None:
-    # Here, so that a run that may not begin claims no folder.
+    # Checked here, so that a run that may not begin claims no folder.
     phase.guarantee.check_budget(Ledger())
 
   def drawn(folder: pathlib.Path) -> None:
@@ -174,7 +174,8 @@ def single(phase: Phase) -> Schedule:
 def _write_curve(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> None:
   """Writes the trade-off curve of a run whose epsilon is proved beside its result.
 
-  The file holds only rates. It could not state that a bound is claimed, or of a deployment.
+  The file holds only rates. It could not state that a bound is only claimed, or is one of a larger
+  deployment.
   """
   guarantee = phase.guarantee or NONE
   if guarantee.kind != "proved":

@@ -37,8 +37,8 @@ def settled(
   unread: Callable[[Any], Unused],
   was_read: Callable[[str], bool],
 ) -> tuple[Any, list[str]]:
-  """Returns the config with values reset that nothing reads since a switch, and their dotted
-  names.
+  """Returns the config, with every field reset that a switch left unread, and the dotted names of
+  those fields.
 
   Args:
     explicit: fields that were set together with the switch; they, and fields in them, stay.
@@ -239,8 +239,8 @@ def unread_by_all(config: Any, tables: Sequence[Mapping[str, str]]) -> Unused:
 def _check(
   before: Any, config: Any, explicit: Sequence[str], kind: Kind, *, dropped: bool
 ) -> None:
-  """Raises UserError where the run would, so that an error stands alone, without the line; and
-  where a switch makes a field of the file's own columns meaningless."""
+  """Raises UserError for a config whose run would be refused, so that the error stands without the
+  line of dropped fields. It says so where a switch makes the file's own columns meaningless."""
   columns = [name for name in kind.columns if getattr(config, name)]
   columns = [] if {path.partition(".")[0] for path in explicit} & {*columns} else columns
   if not (dropped or columns):

@@ -210,7 +210,7 @@ def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
   ) as file:  # network file systems lock only files that are open for writing
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      # A lock on a file that was deleted in between excludes nobody.
+      # A lock on a file that was deleted since it was opened excludes nobody.
       held = os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
       held = False
