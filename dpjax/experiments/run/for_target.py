@@ -111,8 +111,7 @@ def _guess(plan: CompiledPlan, size: int) -> int:
 
 
 def _gigabytes(size: float) -> str:
-  """Formats a number of bytes.
-
+  """
   >>> _gigabytes(17179869184), _gigabytes(5310000)
   ('17.2 GB', '0.00531 GB')
   """
