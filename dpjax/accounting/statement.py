@@ -86,7 +86,7 @@ def privacy_statement(
     delta_set_aside: part of delta reserved for a failure outside `event`, such as a batch above
       its capacity. Epsilon is taken at the remaining delta.
     noise: the noise of a step in words, if it differs from that of `event`. It follows the
-      description of `event`, which is then called the event that is accounted.
+      description of `event`, which then says that it is not the noise of a step.
     statistics: private statistics from before the first step, in words, which are part of
       `event`; "" without any.
 

@@ -31,7 +31,8 @@ from dpjax.validate import UserError
 class KOutOfTDpEvent(dpa.DpEvent):
   """A pass of `num_steps` Gaussian sums, in which each record joins `num_selected` of them.
 
-  Its set is uniform, independent of the other records, secret, and drawn anew in each pass.
+  A record's set of sums is uniform, independent of other records, secret, and drawn anew in each
+  pass.
   """
 
   num_steps: int

@@ -37,7 +37,7 @@ class LaplaceKind(AdditiveNoiseKind[dpa.LaplaceDpEvent]):
 def sampled_laplace_pld(
   noise_multiplier: float, interval: float, *, sampling_prob: float
 ) -> pld_lib.PrivacyLossDistribution:
-  """Returns the privacy loss of a Laplace sum over a Poisson sample, on a grid of interval."""
+  """Returns the privacy loss of a Laplace sum over a Poisson sample, on a grid of `interval`."""
   return pld_lib.from_laplace_mechanism(
     noise_multiplier,
     sampling_prob=sampling_prob,
