@@ -43,7 +43,8 @@ class JointPlan:
     times: name of a mechanism -> how often it may be called; 1 for one that is not named. A call
       that answers k queries, such as `GNMax` on k votes, counts as k calls. A plan is not named
       here, as its `num_steps` says how often it runs.
-    neighboring_relation: "" for that of the parts, which must agree.
+    neighboring_relation: "" for that of the plans, which must agree; without a plan, for that of
+      the first mechanism.
     accountant: "pld" or "rdp"; "" for the tightest that knows every part.
 
   Guarantee: all releases together are (epsilon(), delta)-private for a record that every part
@@ -206,9 +207,9 @@ class JointPlan:
   ) -> JointPlan:
     """Returns the joint plan with the least noise that keeps all parts within (epsilon, delta).
 
-    The noise multipliers given in `parts` set only their ratios: all of them are multiplied by
-    one number. A mechanism without a noise multiplier, such as one with an epsilon of its own,
-    keeps its noise.
+    The noise multipliers given in `parts` set only their ratios: all of them, except those of
+    `fixed` parts, are multiplied by one number. A mechanism without a noise multiplier, such as
+    one with an epsilon of its own, keeps its noise.
 
     Args:
       parts: as for the class.

@@ -168,7 +168,7 @@ def _module(home: str, field: str, path: str) -> Any:
 
 
 def _file(home: str) -> str | None:
-  """Returns the file of a module that cannot be imported."""
+  """Returns the file of a module that cannot be imported; None if it is unknown."""
   try:
     spec = importlib.util.find_spec(home)
   # The package that contains the module cannot be imported either.
@@ -233,9 +233,10 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
 
 
 def weights_file(path: str) -> str:
-  """Returns the file or folder of weights for a path: of a run's folder, its params.npz.
+  """Returns the file or folder of weights that a path stands for.
 
-  Of a folder that Flax or Orbax wrote, it is the newest checkpoint. A file stands for itself.
+  For the folder of a run it is params.npz, and for a folder that Flax or Orbax wrote the newest
+  checkpoint. A file stands for itself.
 
   >>> weights_file("model.safetensors")
   'model.safetensors'
@@ -249,7 +250,7 @@ def weights_file(path: str) -> str:
 
 
 def _sha256_of(path: str, field: str) -> str:
-  """Returns the SHA-256 of a file, read 1 MB at a time, or of a folder of weights."""
+  """Returns the SHA-256 of a file, which is read in parts, or of a folder of weights."""
   at = f"{field}={path!r}"
   path = weights_file(path) if field.endswith("pretrained") else path
   if os.path.isdir(path) and field.endswith("pretrained"):

@@ -111,10 +111,10 @@ class ClippedSum(metaclass=sealed.Sealed):
   norms: Array  # [B] l2 norms before clipping; not private
   losses: Array  # [B]; not private
   l2_bound: float = dataclasses.field(metadata={"static": True})  # of one term
-  # of each group of parameters, if they are clipped group by group; else (l2_bound,)
+  # Bound of each group of parameters if they are clipped group by group; else (l2_bound,).
   group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
-  # number of slices in the sum; each slice holds one draw of rows
+  # Number of slices of one step in the sum: 1, or all of them once they are accumulated.
   slices: int = dataclasses.field(default=1, metadata={"static": True})
   seal: Any = _OF_ITS_BOUNDS  # [] takes no arithmetic
 
