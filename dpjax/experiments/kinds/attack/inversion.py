@@ -215,7 +215,7 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
   def labels(message: Any, truth: Example) -> np.ndarray:
     if method.labels == "known":
       return np.asarray(truth.y)
-    # Labels are read from a gradient. A message is a gradient exactly for one step of SGD.
+    # Labels are read from a gradient. Only a message of one step of SGD is exactly a gradient.
     steps = int(attacked.batches.mask.any(axis=1).sum())
     rate = config.federate.client_optimizer.learning_rate
     gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)

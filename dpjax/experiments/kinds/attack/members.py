@@ -37,10 +37,10 @@ _PROMISED = (
 # Smallest rate of the curves in result.json, and their number of points.
 _LEFT = 1e-4
 _COUNT = 81
-# Test records that quantile regression learns from; more would take its trees minutes.
+# Most test records that quantile regression learns from; with more, its trees take minutes.
 _MOST_PUBLIC = 2000
 _QUANTILE_FPR = 0.01
-# Half of these records must suffice to resolve that rate.
+# Least number of test records for quantile regression: half of them must resolve `_QUANTILE_FPR`.
 _LEAST_PUBLIC = 198
 _UNTOLD = "no result.json of these parameters stands beside the target"
 
@@ -351,7 +351,7 @@ def measured(
     task = attacked.run.task
     scored = task.evaluate(attacked.run.apply, attacked.target, attacked.test)
     accuracy = float(scored["accuracy"])
-  # By false negative rate: the share of non-members harder than almost all members.
+  # False negative rate -> share of non-members whose loss exceeds that of almost all members.
   tails = {rate: attacks.loss_tail(odds, members, fnr=rate) for rate in attacks.FPRS}
   result = {
     "test_accuracy": accuracy,
