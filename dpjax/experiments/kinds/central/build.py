@@ -124,8 +124,8 @@ class Run(NamedTuple):
   train: Any
   test: Any
   task: Task
-  # loss of ONE example, with augmentation, whose gradient is clipped; a contrastive loss has
-  # none, so this refuses every call
+  # Loss of ONE example, with augmentation, whose gradient is clipped. A contrastive loss is no
+  # loss of one example, so this function then refuses every call.
   loss_fn: LossFn
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
@@ -255,7 +255,7 @@ def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
     return train
   known = train.nominal_size
   if known is None and config.limit <= len(train) + 1:
-    # A row of these may be the one that a neighbour lacks.
+    # These data may lack one row that a neighbour has, so the limit may exceed their number by 1.
     known = config.limit
   bounds.limit(config, len(train) if known is None else known)
   return train.subset(slice(0, config.limit)).declared(config.limit)
@@ -280,7 +280,7 @@ def init_params(
     with bounds.of_model(config):
       # Shapes first, so that a model that is too large is refused before it takes memory.
       shapes = jax.eval_shape(model.init, key, first)
-    # Models of dpjax hold parameters alone.
+    # Models of dpjax hold parameters alone, so only a user's model is checked.
     if names.is_path(config.name):
       models.libraries.check_collections(shapes, config.name)
     size = trees.size(shapes)
@@ -371,8 +371,12 @@ def assemble(
   loaded: tuple[Any, Any] | None = None,
   random: RunKeys | None = None,
 ) -> Run:
-  """Builds every object of a run, deterministically from its arguments. None: the data that
-  the config names, and the keys of config and data (`run_keys`)."""
+  """Builds every object of a run, deterministically from its arguments.
+
+  Args:
+    loaded: result of `load_data`; None: the data that the config names are loaded.
+    random: keys; None: those of config and data (`run_keys`).
+  """
   check(config)
   if config.privacy.method == "least_squares":
     reason = "has no steps, which are needed here; 'dp_sgd' has"

@@ -94,8 +94,8 @@ def featured(
   """Returns the data set as inputs of the model: its features, where the model takes features.
 
   Args:
-    standardized: for scattering features: whether each example is standardised by itself; if
-      not, each channel is divided by its typical size. All other features always are.
+    standardized: for scattering features, whether each example is standardised by itself; if
+      not, each channel is divided by its typical size. Other features are always standardised.
     kept: folder of the feature cache (`data.cache`); None: no cache.
     resident: whether features lie in memory; False: read from `kept` when needed; None: by size.
 
