@@ -206,7 +206,7 @@ class FedAuditConfig(AuditConfig):
 class FedConfig(WithChoices):
   """A whole federated run."""
 
-  # Fields that may differ when a run continues, which stays equal bit for bit.
+  # Fields that may change when a run continues: it stays equal bit for bit.
   where: ClassVar[tuple[str, ...]] = ("client_state", "writer")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
