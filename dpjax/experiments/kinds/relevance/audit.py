@@ -215,8 +215,8 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
 def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float) -> Bound:
   """Trains again with canaries, each in by a fair coin, and scores them by their loss.
 
-  A claim is tested under replace_one, the relation of its theorems 2 and 4; a proof under its own
-  relation.
+  A claim is tested under replace_one, the relation of its theorems 2 and 4. A proof is tested under
+  its own relation.
   """
   privacy = outcome.privacy
   relation = privacy.neighboring_relation if privacy.kind == "proved" else "replace_one"
