@@ -239,8 +239,8 @@ class SecureConfig(WithChoices):
   """Configuration of a secure computation, or of a table of them.
 
   `rows` maps a label to the fields that differ from this config, by dotted name, such as
-  {"secagg, 2 silent": {"task": "sum", "protocol": "secagg", "task.silent": 2}}; none is one
-  row.
+  {"secagg, 2 silent": {"task": "sum", "protocol": "secagg", "task.silent": 2}}. Without rows, this
+  config is the only row.
   """
 
   task: Annotated[Any, Choice(TASKS), "what is computed"] = "sum"
