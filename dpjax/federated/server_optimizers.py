@@ -52,8 +52,8 @@ def fed_opt(
   Args:
     name: "adam", "yogi" or "adagrad".
     learning_rate: eta of the paper.
-    beta_1: of m; None for the paper's: 0.9, and 0 (no momentum) for "adagrad".
-    beta_2: of v, 0.99 in the paper; "adagrad" has none.
+    beta_1: decay of m; None for the paper's: 0.9, and 0 (no momentum) for "adagrad".
+    beta_2: decay of v, 0.99 in the paper; "adagrad" has none.
     tau: the paper's degree of adaptivity, 1e-3 where it does not tune it; also sets v_-1.
 
   Raises:

@@ -49,7 +49,7 @@ def fed_avg(
     key: typed key of the clients' randomness, not of the server's noise.
     weighting: `uniform`, `capped(n)`, or, without privacy, `by_examples` as in the paper.
     wrap: changes the client, such as `lambda c: compressed(c, quantize(4))`.
-    memory: state that one client keeps between rounds; needed if `wrap` keeps any.
+    memory: `(params) -> state` that one client keeps between rounds; needed if `wrap` keeps any.
     **local: hooks of `local_training`.
 
   Guarantee: with `central(plan, noise_key)`, and the algorithm's own `cohorts`, the sequence
