@@ -25,10 +25,11 @@ published weights tell about the data.
 When the chain of products is used up, the owner decrypts and encrypts again (a refresh): this
 is counted, and bounded by `RegressionPlan.most_refreshes`. There is no bootstrapping in SEAL.
 
-Layout: slot j * R + r holds column j of row r, so that a rotation by R moves to the next
-column, cyclically. A matrix is its diagonals D_s[j] = M[j, j + s], one ciphertext each, in the
-slots j * R; for a symmetric one, those up to m / 2 determine the others. Source: Halevi and Shoup
-2014 (products by diagonals); Cheon et al. 2017 (CKKS).
+Layout, for m columns and R rows in a ciphertext: slot j * R + r holds column j of row r, so that a
+rotation by R moves to the next column, cyclically. A matrix is stored as its diagonals
+D_s[j] = M[j, j + s], one ciphertext each, in the slots j * R. For a symmetric matrix, those up to
+m / 2 determine the others. Source: Halevi and Shoup 2014 (products by diagonals); Cheon et al. 2017
+(CKKS).
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class DataOwner:
     """Returns the same numbers in fresh ciphertexts, with zeros for unused slots: a `Refresh`.
 
     Raises:
-      UserError: more than planned: the server does not follow the protocol.
+      UserError: more refreshes than planned, so the server does not follow the protocol.
     """
     self.refreshes += 1
     if self.refreshes > self.plan.refreshes:

@@ -40,7 +40,7 @@ class Terms:
   Args:
     session: 16 bytes that no other sum has, so that messages of another sum are refused.
     clients: ids, ascending.
-    threshold: t, shares that rebuild a secret.
+    threshold: t, the number of shares that rebuild a secret.
     min_survivors: fewest vectors in a sum.
     length: d, entries of each vector.
     bits: bits of the modulus.
@@ -185,7 +185,7 @@ def graph_parameters(
 
 
 def largest_part(fraction: float, num_clients: int) -> int:
-  """Returns the most clients that are at most this fraction."""
+  """Returns the largest number of clients that is at most this fraction of all."""
   # 0.29 * 100 is 28.999999999999996 in floats.
   return math.floor(fraction * num_clients + 1e-9)
 
@@ -223,7 +223,7 @@ def corrupt_and_staying(
   """Returns (P[more than k corrupt], P[fewer than k staying]) among those drawn at random.
 
   Args:
-    num_clients: of whom `corrupt` are corrupt and `staying` stay until the end.
+    num_clients: number of clients, of whom `corrupt` are corrupt and `staying` stay to the end.
     drawn: clients drawn without replacement.
 
   Returns:

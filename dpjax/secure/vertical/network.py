@@ -36,7 +36,8 @@ TopLoss = Callable[[Params, tuple, Array], Array]  # (params, activations, y) ->
 
 # Bits of the masks that hide gradients from the coordinator.
 MASK_BITS = 24
-# Times a residual, this moves a uniform mask's distribution by 3e-5 of its mass.
+# Largest absolute value of a feature. Times a residual of 1, it moves 3e-5 of the mass of a mask's
+# uniform distribution.
 MAX_FEATURE = 1024.0
 POLYNOMIALS = {  # degree -> (linear, cubic) coefficients of 1/2 + ... for the sigmoid
   1: (1 / 4, 0.0),
@@ -62,7 +63,7 @@ class SplitState(NamedTuple):
 
 
 class SplitInfo(NamedTuple):
-  """Loss and bytes of a step, for readers; not private."""
+  """Loss and bytes of a step, for readers. Without differential privacy: do not release them."""
 
   loss: Array  # mean over the batch, known to the label party
   bytes_up: int  # activations, all parties together
@@ -215,7 +216,7 @@ def two_party_logistic(
 
   1. a sends its encrypted scores x_a w_a (degree 3: and their squares and cubes) to b;
   2. b turns them into encrypted residuals by its own scores and labels, and sends them to a;
-  3. each multiplies them by its columns, adds masks, and sends that to the coordinator;
+  3. each multiplies them by its columns, adds masks, and sends that to c, the coordinator;
   4. the coordinator decrypts, sums over the rows, rounds to 2^-20, and sends the sums back;
   5. each subtracts its masks' sums and takes a step on its own weights.
 
