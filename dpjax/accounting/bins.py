@@ -10,9 +10,9 @@ taken under the run without it, is
 and every divergence is E f(L) for a convex f (`random_allocation`).
 
 1. Larger is worse (Kahane 1986): if G_ij <= H_ij for all i, j, diagonal included, E f(L) is no
-   smaller for H. Proof: F(x_1, .., x_b) = E f(mean_j x_j exp(Y_j - H_jj / 2)) has no negative second
-   derivative, mixed ones included. Along a path from G to H the derivative of E F is half the sum
-   of (H - G)_ij E x_i x_j F_ij.
+   smaller for H. Proof: F(x_1, .., x_b) = E f(mean_j x_j exp(Y_j - H_jj / 2)) has no negative
+   second derivative, mixed ones included. Along a path from G to H the derivative of E F is half
+   the sum of (H - G)_ij E x_i x_j F_ij.
 2. Adaptive runs: given the past, step t multiplies the terms by lognormals of covariance
    <u_i, u_j> / z^2. Here u_j is the sum, over the steps s <= t of bin j, of C_ts times the clipped
    gradient at s. As no C_ts is negative, <u_i, u_j> is at most the product of the two sums of
