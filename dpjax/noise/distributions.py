@@ -12,7 +12,8 @@ reach further than with a uniform float, and E has the full resolution of its ty
 | Gumbel       | -log(E)                      | -4.89, and 87 (133.7 in float64)   |
 | Bernoulli    | u < prob, in integers        | probabilities are multiples of 2^-128 |
 
-The true distributions exceed these ends with probability 2^-192 per number.
+The true distributions exceed these ends with a probability of at most 2^-192 per number; Gumbel in
+float32 with 2^-125.
 """
 
 from __future__ import annotations

@@ -49,8 +49,7 @@ class BandState(NamedTuple):
 def filtered(
   coefficients: tuple[float, ...], white: ArrayTree, state: BandState, *, keep: str
 ) -> tuple[Any, BandState]:
-  """Computes y_t = z_t + sum_j c[j - 1] x_{t-j}, where x is kept: "row" (y itself) or
-  "white" (z)."""
+  """Computes y_t = z_t + sum_j c[j - 1] x_{t-j}. x is y for keep="row", and z for keep="white"."""
   buffers = len(coefficients)
   if not buffers:
     return white, BandState(state.draws + 1, state.rows)
