@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 PADDING_TOKEN = 0  # [PAD] of every published vocabulary of BERT
 _PASSED_OVER = re.compile(r"embeddings\.position_ids|cls\..*")
 _PREFIX = "bert."
-# Names of files that were converted from TensorFlow.
+# Endings of tensor names in files that were converted from TensorFlow -> today's endings.
 _EARLIER = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
 
@@ -133,7 +133,7 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
   """Loads the parameters of `model` from a safetensors file of Hugging Face's BERT.
 
   Args:
-    path: tensors of F32, F16 or BF16, with or without the prefix "bert.". Heads of its
+    path: file of tensors of F32, F16 or BF16, with or without the prefix "bert.". Heads of
       pretraining (`cls.`) are skipped.
     params: first parameters of the model. The last layer keeps these if the file has none, or one
       for another number of classes.

@@ -27,7 +27,7 @@ def check_images(x: jax.Array) -> None:
 def resized(x: jax.Array, size: int | None) -> jax.Array:
   """Resizes each image by itself, with three colours: [b, H, W, 1 or 3] -> [b, size, size, 3].
 
-  None leaves height and width as they are.
+  A `size` of None leaves height and width as they are.
 
   Raises UserError for other colours.
 

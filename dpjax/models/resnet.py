@@ -104,7 +104,7 @@ def load_resnet(path: str | os.PathLike[str], model: ResNet, params: Params) -> 
   """Loads the parameters of `model` from a safetensors file of torchvision's ResNet.
 
   Args:
-    path: tensors of F32, F16 or BF16, by torchvision's names (`layer1.0.conv1.weight`).
+    path: file of tensors of F32, F16 or BF16, by torchvision's names (`layer1.0.conv1.weight`).
       Running means and variances are folded into the convolutions.
     params: first parameters of the model. The last layer keeps these if the file has none, or one
       for another number of classes.
@@ -148,7 +148,7 @@ def _sources(model: ResNet) -> dict[Path, Origin]:
       theirs = f"layer{stage + 1}.{i}"
       for j in range(1, inner + 1):
         sources |= _folded(f"{block}_conv{j}", f"{theirs}.conv{j}", f"{theirs}.bn{j}")
-      # Basic blocks of the first stage keep their width, so they have no other skip.
+      # Basic blocks of the first stage keep their width, so their skip has no convolution.
       if not i and (stage or model.bottleneck):
         skip = f"{theirs}.downsample"
         sources |= _folded(f"{block}_skip", f"{skip}.0", f"{skip}.1")

@@ -173,7 +173,7 @@ def parameters(
     for path, source in last.items()
     for name, shape in zip(source.names, source.shapes(wanted[path]))
   )
-  # Of another number of classes: the model's own first parameters stay.
+  # The file has no head, or one for another number of classes: the first parameters stay.
   if not head_fits:
     for path, source in last.items():
       loaded.pop(path)

@@ -136,7 +136,7 @@ def mode_arguments(call: Callable[..., Any], *, training: bool) -> dict[str, Any
 
 
 def training_flags(call: Callable[..., Any]) -> dict[str, bool]:
-  """Returns the arguments of a model's call that say whether it trains, with their value then.
+  """Returns the arguments of a model's call that say whether it trains -> their value in training.
 
   >>> training_flags(lambda x, deterministic: x)
   {'deterministic': False}
