@@ -72,7 +72,7 @@ def sample(
 ) -> jax.Array:
   """Draws a map of noise in the shape of an example; `scales` as `by_feature` gives them.
 
-  `dtype` is that of the values to be noised: coarser noise would leave their low bits bare.
+  `dtype` is that of the values to be noised: coarser noise would leave their low bits as they are.
 
   For "gaussian" the scales are standard deviations. With `shared_channels` one value is
   used for all channels of a place (then their differences are noise-free).
@@ -134,7 +134,7 @@ def noisy_records(
     key: secret; the only thing beside the ids that the noise depends on.
     record_ids: [n] integers, distinct; they may be published, the key may not.
     scales: [d] Laplace scales (or Gaussian standard deviations) by feature.
-    grid: least step of the grid that is rounded to, a power of two; None: not at all.
+    grid: least step of the grid of the outputs, a power of two; None: no rounding.
 
   Raises:
     UserError: ids as `distinct_ids` says; scales that are not positive numbers, or so small or

@@ -74,7 +74,7 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Rigorous:
-  """Settings of the mode with a proof; see `relevance.rigorous`. Budgets are INPUTS.
+  """Settings of the mode with a proof; see `relevance.rigorous`. No budget depends on the data.
 
   `rel_noise`, `labels` and `draw` accept what the paper does only to refuse it by name.
   """
@@ -166,7 +166,7 @@ class Rigorous:
 
 @dataclasses.dataclass(frozen=True)
 class Private:
-  """Settings of the gradient-perturbing methods: DPSGD, DP-Adam, DPDLIGDO, DP-SGLD,
+  """Settings of the gradient-perturbing methods: DPSGD, tempered, DP-Adam, DPDLIGDO, DP-SGLD,
   radp_dpsgd."""
 
   l2_clip_norm: float = 1.0

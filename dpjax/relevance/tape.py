@@ -6,7 +6,7 @@ of single entries (an activation, however it is spelt) makes no node: its result
 *root* of its operand, and relevance passes to the root unchanged. Calls (jit, custom
 derivatives, remat) are entered.
 
-Of JAX this relies on `jax.make_jaxpr`, `jax.extend.core.Literal` and the names and
+This relies on JAX's `jax.make_jaxpr` and `jax.extend.core.Literal`, and on the names and
 parameters of the primitives listed here; tests pin them.
 """
 
