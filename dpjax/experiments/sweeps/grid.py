@@ -39,8 +39,8 @@ if TYPE_CHECKING:
   pass
 
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
-# Parts of a result that a row keeps beside RESULT_KEYS: failed assumptions, and one more
-# for federated runs.
+# Parts of a result that a row keeps beside RESULT_KEYS, where the result has them. The last five
+# are of federated runs.
 _MORE_KEYS = (
   "failed_assumptions",
   "epsilon_audited_lower",
@@ -189,8 +189,8 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
 
 
 def _lines(config: SweepConfig, rows: list[Row]) -> tuple[list[Row], str | None]:
-  """Returns (rows, the key of their line). Variants of one line share a name. Runs that
-  differ in more than the seed are never one point: each setting then gets its own line."""
+  """Returns (rows, the key of their line). Variants of one line share a name. Runs that differ in
+  more than the seed are never one point: where they would be, each setting gets its own line."""
   varied = [name for name in ("variant", *config.grid) if name != config.x]
   named = [
     {**row, "variant": row["variant"].split(" @ ")[0]} for row in rows if "variant" in row
@@ -223,7 +223,7 @@ def run_sweep(
   num_processes: int = 1,
   only: str | None = None,
 ) -> list[Row]:
-  """Runs the remaining points of a sweep: sweep.json, curve.csv, curve.png and table.md.
+  """Runs the remaining points of a sweep; writes sweep.json, curve.csv, curve.png and table.md.
 
   After the last run curve.pdf and curve.svg are written beside them, for a paper.
 
@@ -259,7 +259,7 @@ def run_sweep(
   rows = engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
   finished = [row for row in rows if row["status"] == "done"]
   if finished:
-    # Once, since three files of a picture take three times as long as one.
+    # Drawn only at the end, since three files of a picture take three times as long as one.
     shown, series = _lines(config, finished)
     axes: dict[str, Any] = {"x": config.x, "y": config.y, "series": series}
     groups = curve.summarize(shown, **axes)
