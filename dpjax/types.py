@@ -25,12 +25,10 @@ DType = jax.typing.DTypeLike
 ArrayTree = Any  # pytree of arrays
 Params = Any  # pytree of arrays
 Updates = Any  # pytree with the structure of Params
-NumberTree = (
-  Any  # a number, or a prefix tree of Params with a number for each group of parameters
-)
-ClipLike = (
-  Any  # a `Clip`, or a NumberTree of clip norms, which stands for a Clip without options
-)
+# A number, or a prefix tree of Params with a number for each group of parameters.
+NumberTree = Any
+# A `Clip`, or a NumberTree of clip norms, which stands for a Clip without options.
+ClipLike = Any
 LossFn = Callable[[Params, Any], Array]  # (params, ONE example) -> scalar loss
 
 

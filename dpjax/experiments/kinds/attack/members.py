@@ -27,9 +27,8 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import NeighboringRelation, Params
 from dpjax.validate import UserError
 
-_LOOKS = (
-  len(attacks.FPRS) + 1
-)  # tests behind a verdict (Bonferroni): each rate, and the AUC
+# Number of tests behind a verdict (Bonferroni): one for each rate, and one for the AUC.
+_LOOKS = len(attacks.FPRS) + 1
 _PROMISED = (
   "epsilon", "delta", "neighboring_relation", "unit", "epsilon_kind", "accountant",
   "noise_multiplier",
@@ -49,9 +48,8 @@ class Targets(NamedTuple):
   """A target and its shadows, before they are trained."""
 
   records: data.Dataset  # all records whose membership is inferred
-  included: (
-    np.ndarray
-  )  # [M, n] bool, who trains on what; all M models are targets, or none is
+  # [M, n] bool, which model trains on which record. All M models are targets, or none is.
+  included: np.ndarray
   target: Params | None  # trained elsewhere; then the M models are its shadows
   members: np.ndarray | None  # [n] bool, of such a target
   run: central.Run  # of one half

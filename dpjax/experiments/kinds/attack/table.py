@@ -341,7 +341,10 @@ def _panels_of_rates(
 ) -> dict[tuple[str, str], list[Row]]:
   """Returns (what was counted, attack) -> rows; the attack is "" where a panel holds them all.
 
-  A membership attack is counted, at 1 % false positives, where no ROC stands `beside`.
+  Args:
+    rows: rows of attacks.csv.
+    beside: whether ROCs are drawn beside the rates. If not, a membership attack counts as a rate,
+      at 1 % false positives.
   """
   counted: dict[str, list[Row]] = {}
   for row in rows:

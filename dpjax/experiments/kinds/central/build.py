@@ -1,4 +1,4 @@
-"""From a typed config to the objects of a run. No training happens here."""
+"""Builds the objects of a run from a typed config. No training happens here."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Run(NamedTuple):
   plan: Plan
   guarantee: Guarantee
   algorithm: Algorithm
-  # (key of the noise, key of examples' draws) -> the same algorithm with other keys; None:
-  # the examples bring their own
+  # (key of the noise, key of examples' draws) -> the same algorithm with other keys. The second key
+  # is None where the examples bring their own keys.
   with_keys: Callable[[jax.Array, jax.Array | None], Algorithm]
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
@@ -129,13 +129,11 @@ class Run(NamedTuple):
   loss_fn: LossFn
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
-  first_steps: Algorithm | None = (
-    None  # for first steps that train less, on the same states
-  )
-  pretrained_on: Sequence[
-    str
-  ] = ()  # data that the first parameters were trained on, last first
-  # statistics that normalise `train` and `test`
+  # Algorithm of first steps that train less, on the same states; None: all steps are alike.
+  first_steps: Algorithm | None = None
+  # Data that the first parameters were trained on, the last data first.
+  pretrained_on: Sequence[str] = ()
+  # Statistics that normalise `train` and `test`.
   statistics: normalization.Released | None = None
   mesh: Mesh | None = None  # devices, where there are several
   keyed: bool = False  # whether every example gets a key of its own, `example.key`

@@ -135,7 +135,7 @@ def featured(
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
   """Returns what decides a feature's bits beside the settings: code, library, device."""
-  # By name in sys.modules, since `dpjax.models` exports a function `scattering`, too.
+  # Modules come from sys.modules, since `dpjax.models.scattering` is a function as an attribute.
   code = "".join(inspect.getsource(sys.modules[name]) for name in names)
   device = jax.devices()[0]
   return (

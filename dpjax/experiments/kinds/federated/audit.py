@@ -79,7 +79,8 @@ def inserting(config: FedConfig) -> Callable[..., Any]:
 def beside(
   config: FedConfig, params: Params, apply: Callable[..., Any]
 ) -> tuple[Params, Callable[..., Any]]:
-  """Returns (params, apply); canaries with parameters of their own get them under other keys."""
+  """Returns (params, apply). If canaries have parameters of their own, these are added beside the
+  model's, under other keys."""
   if not config.audit.enabled or config.audit.kind != canary_clients.PARAMETER:
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)

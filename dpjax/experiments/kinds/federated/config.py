@@ -106,7 +106,7 @@ AGGREGATORS = {
 COMPRESSIONS = {
   "none": settings(_uncompressed),
   "quantize": settings(federated.quantize, bits=8),
-  # With error feedback always, since small coordinates would never be sent.
+  # Always with error feedback: without it, small coordinates would never be sent.
   "top_k": settings(federated.top_k, share=0.1),
   "rotated": settings(federated.rotated, bits=8),
   "drive": settings(federated.drive),
