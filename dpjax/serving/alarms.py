@@ -30,7 +30,7 @@ class Alarms:
     """Raises an alarm, changes its level, or clears it.
 
     Args:
-      name: of the quantity, such as "accuracy".
+      name: name of the quantity, such as "accuracy".
       level: "warning" or "alarm"; "": the value is within its bound.
       value: the measured number. bound: the number that it is compared with.
     """

@@ -1,4 +1,4 @@
-"""Concurrent requests computed together: one queue, one thread, batches of a model's own sizes."""
+"""Concurrent requests computed together: one queue, and one thread that computes batches."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class Batcher:
 
     Args:
       model: the model that answers it. x: rows, as `Predictor.raw` returns them.
-      seconds: until its deadline.
+      seconds: seconds until the request's deadline.
 
     Raises:
-      Full, Late, Closed: it was not computed. Other errors are the model's.
+      Full, Late, Closed: the request got no answer. Other errors are the model's.
     """
     if self._closing:
       raise Closed
@@ -162,7 +162,7 @@ class Batcher:
     """Refuses new requests, and computes those that wait.
 
     Args:
-      seconds: until those that are not computed are refused as well, by `Closed`.
+      seconds: seconds after which requests that are not computed yet are refused by `Closed`.
     """
     self._closing = True
     end = time.monotonic() + seconds

@@ -125,6 +125,7 @@ class Bins:
       number.
     place: the input that holds a number; None for "predicted" and "mean".
     lower, upper: bounds of a column before its scaling to [0, 1], in the units of the edges.
+    num_classes: number of classes that are bins; 0 for a number or a category.
   """
 
   name: str
@@ -144,7 +145,8 @@ class Bins:
     """Returns the bin of each row, int64 [n].
 
     Args:
-      x: inputs [n, ...] as `Predictor.raw` returned them. answers: of `Predictor.classes`.
+      x: inputs [n, ...] as `Predictor.raw` returned them.
+      answers: result of `Predictor.classes`.
     """
     if self.num_classes:
       return np.asarray(answers, np.int64)
@@ -162,7 +164,7 @@ class Bins:
 
 
 def fits(counts: Mapping[str, Sequence[Any]], bins: Sequence[Bins]) -> bool:
-  """Whether counts are of exactly these bins, by name and number."""
+  """Returns whether counts are of exactly these bins, by name and number."""
   held = {name: len(each) for name, each in counts.items()}
   return held == {each.name: each.size for each in bins}
 
@@ -274,7 +276,8 @@ def mechanism(
   """Returns the histogram mechanism of one of several statistics of the same rows.
 
   Args:
-    epsilon: of all statistics together. parts: their number; a row counts in each.
+    epsilon: epsilon of all these statistics together.
+    parts: number of these statistics; a row counts in each.
   """
   return mechanisms.Histogram(epsilon / parts, bins.size, neighboring_relation=relation)
 

@@ -47,13 +47,13 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-# Rows of a batch in which runs evaluate (dpjax.metrics).
+# Batch size with which runs evaluate: the default of dpjax.metrics.
 EVALUATION = 500
 SIZES = (8, 32, 128, EVALUATION)
 _PROBE_SEED = 20_480
 _MOVED = 13
 _CLOSE = 1e-4
-# Parts of result.json that decide the last bits of a logit.
+# Packages whose versions decide the last bits of a logit.
 _ROUNDING = ("jax", "jaxlib", "flax", "numpy")
 
 

@@ -29,7 +29,8 @@ from dpjax.serving.service_settings import ServiceSettings
 STREAM_RELATION = "replace_one"
 # Bins of one label from feedback: which model answered, and whether it was right.
 FEEDBACK = Bins("feedback", num_classes=4)
-# Standard deviations by which an accuracy must be low before chance is ruled out.
+# An accuracy raises the alarm this many standard deviations below the lowest accepted one. Chance
+# alone takes it there in at most about 2 % of windows.
 _DEVIATIONS = 2.0
 
 
@@ -78,7 +79,7 @@ class OpenWindow:
     """Takes the counts that an earlier start saved, where they are of this very window.
 
     Args:
-      saved: as `plain` returned it. bins: of this window.
+      saved: window as `plain` returned it. bins: bins of this window.
       most: rows with which this window is full; None: a full one is taken, too.
     """
     # A window that was accounted or closed since then must not be counted twice.
@@ -144,7 +145,8 @@ class Windows:
     """Counts rows, and cuts windows at their exact sizes.
 
     Args:
-      x: inputs [n, ...] as `Predictor.raw` returned them. answers: of `Predictor.classes`.
+      x: inputs [n, ...] as `Predictor.raw` returned them.
+      answers: result of `Predictor.classes`.
     """
     while len(x):
       size = self._settings.window - self.drift.rows
@@ -179,7 +181,7 @@ class Windows:
   def begin_model(self) -> None:
     """Begins windows of another model: its first whole one is the reference.
 
-    Rows of the open window were answered by the model before, at least in part.
+    The open window is dropped: the model before answered its rows, at least in part.
     """
     self._num_models += 1
     self.reference = None
@@ -200,7 +202,7 @@ class Windows:
     """Releases a full window of rows, and compares it with the reference.
 
     Args:
-      window: of `full`.
+      window: one of `full`.
       run: the model that answers now.
     """
     model = self._num_models
@@ -274,7 +276,7 @@ class Windows:
     self.accuracy = float((labels[0] + labels[2]) / total)
     expected = run.result.get("test_accuracy")
     if isinstance(expected, (int, float)):
-      # Chance, and the noise on four counts.
+      # Variance of chance, and of the noise on four counts.
       spread = expected * (1 - expected) / total + 8 * (scale / total) ** 2
       drop = self._settings.accuracy_drop
       bound = expected - drop - _DEVIATIONS * math.sqrt(spread)
