@@ -36,7 +36,7 @@ class ClientStates:
 
   Args:
     initial: what ONE client keeps before its first round, a tree of arrays.
-    num_clients: N.
+    num_clients: N, the number of clients.
 
   >>> states = ClientStates({"c": np.zeros(2, np.float32)}, num_clients=10_000)
   >>> after = states.replaced([7], {"c": np.ones((1, 2))})
@@ -196,13 +196,13 @@ class OnDisk(ClientStates):
 class Keeper:
   """Writes the changed rows of one `ClientStates` between checkpoints of a run.
 
-  A checkpoint is the index that `saved` returns, once the caller has stored it. Rows that were
-  appended without one do no harm. `committed` removes files that the newest two do not need.
+  A checkpoint is the index that `saved` returns, once the caller has stored it. Rows that
+  belong to no checkpoint do no harm. `committed` removes files that the newest two do not need.
 
   Args:
     folder: folder of the rows.
-    states: those that a run begins with.
-    on_disk: whether rows are on disk between checkpoints, too; False: in memory.
+    states: states that a run begins with.
+    on_disk: whether rows are on disk between checkpoints, too; False: they are in memory.
     segment_bytes: as in `Journal`.
   """
 

@@ -33,7 +33,7 @@ class PeerLost(Exception):
 
 
 def is_first() -> bool:
-  """Whether this process is the one that writes."""
+  """Returns whether this process is the one that writes."""
   return jax.process_index() == 0
 
 
