@@ -1,6 +1,6 @@
 """Equations of a jaxpr: operands, evaluation of a single one, and users of a value.
 
-Of JAX this relies on `jax.extend.core` and on the names of a few primitives.
+It relies on `jax.extend.core` and on the names of a few primitives of JAX.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_float(aval: HasDType) -> bool:
 
 
 class EqnChain(NamedTuple):
-  """Equations whose results feed the next one alone, as one equation."""
+  """Equations, each of whose results only the next one reads, treated as one equation."""
 
   eqns: tuple[Eqn, ...]
   name: str
@@ -212,8 +212,8 @@ def wide_fn(
 
   Args:
     eqn: the equation, or a chain of them.
-    precision: of its products. With a lower one, a term of a sum could be longer than its norm,
-      unless the norm allows for that (`ghost.precision`).
+    precision: precision of its products. With a lower one, a term of a sum could be longer than its
+      norm, unless the norm allows for that (`ghost.precision`).
   """
   if isinstance(eqn, EqnChain):
     return _wide_chain(eqn, precision)

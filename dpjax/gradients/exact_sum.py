@@ -1,4 +1,4 @@
-"""A sum of many clipped terms, of which one more or less changes few roundings."""
+"""A sum of many clipped terms, in which one term more or less changes few roundings."""
 
 from __future__ import annotations
 

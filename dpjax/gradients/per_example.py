@@ -168,7 +168,7 @@ def _rows(loss_fn: LossFn, params: Params, batch: Any) -> tuple[Array, Params]:
 
 def _of_one_client(fn: Callable[..., Any], loss: Any) -> Callable[..., Any]:
   """Returns the function so that `jax.vmap` over it mixes no clients, given the traced loss."""
-  # Most losses hold no such convolution, and their program is left as it is.
+  # Most losses hold no convolution that mixes, and their program is left as it is.
   return clients_apart(fn) if any(map(mixes, every_equation(loss.jaxpr))) else fn
 
 
@@ -308,7 +308,7 @@ def clipped_grad(
     l2_clip_norm: bound C in [1e-25, 1e30] on each example's gradient norm (inf: no clipping);
       or a tree of bounds that is a prefix of the parameters, one per group of parameters
       (see `allocate_clip_norms`); or a `Clip`, which also names the rule. Its schedule is for
-      the transform: here the norms are those of the first step.
+      the transform, and is ignored here.
     method: "vmap" stacks a gradient per example; "ghost" forms one only for parameters without
       a cheaper rule (see `dpjax.gradients.ghost.route`, and `explain` for its choices); "auto" is
       "ghost" wherever that can gain. All give the same sum to rounding.

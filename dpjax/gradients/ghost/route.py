@@ -17,12 +17,12 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 | parameter the loss does not use               | gradient 0                                |
 | floats of less than 32 bits                   | norms and sums in float32 (`clipping`)    |
 | rows of an example that cancel                | their rounding is added to the norm, so   |
-|                                               | that the bound holds; else below 1e-5     |
-|                                               | where they could change how others are    |
-|                                               | rounded: in the loop of single examples   |
-| parameter joined with, or transformed by,     | its gradient per example, pulled back and |
-| others; used in several layouts, or in single | freed after its norm; if so, formed again |
-| and in double precision                       | for the sum and held to that norm         |
+|                                               | that the bound holds, up to 1e-5          |
+| rows that cancel, and could change how others | as for squares that overflow: in the loop |
+| are rounded                                   | over such examples                        |
+| parameter joined with, or transformed by,     | its gradient per example, pulled back; it |
+| others; used in several layouts, or in single | is held for the sum, or freed, formed     |
+| and in double precision                       | again for the sum and held to its norm    |
 | cond, while, custom_vjp that see a parameter  | a site as a whole, in the same way        |
 | an index chooses most of a stack of matrices  | its gradient per example, held            |
 
@@ -157,7 +157,7 @@ def clipped_sum(
       del known
       return with_rows_alone(without_rare.unusual(), weights.norms, rare)
 
-    # The one conditional, after the work: a GPU's program waits for the host where it branches.
+    # The only conditional, and after the work: a GPU's program waits for the host at a branch.
     is_usual = unit_rules.all_finite(first) & ~jnp.any(rare)
     known = (sums.usual(), weights.norms)
     begun, norms = lax.cond(is_usual, lambda known: known, unusual, known)
@@ -227,7 +227,8 @@ class _Sums(NamedTuple):
   def stray_far(self, clip: Clip, params: Params) -> jax.Array:
     """Finds the examples whose rows would change how others' are rounded: [B] bool.
 
-    Each group counts by its share of the bound, or of the groups where noise is split over them.
+    Each group counts by its share of the squared bound, or by 1 / number of groups if that is more:
+    noise may be split over the groups.
     """
     bounds = clip.group_bounds()
     groups = sum(bound > 0 for bound in bounds)
@@ -284,7 +285,8 @@ class _Sums(NamedTuple):
     arrays = {id(factor): factor for factor in self.factors}
     now = self
     for group in self.sharing_cotangents(at_once):
-      # One after the other, or the products c_i g_i of all are in memory at once.
+      # Groups are summed one after the other. Else the products c_i g_i of all would be in memory
+      # at once.
       if sums:
         settled, sums = lax.optimization_barrier((list(arrays.values()), sums))
         arrays = dict(zip(arrays, settled))
@@ -334,7 +336,7 @@ def _with_rows_alone(
   """Adds the clipped gradients of rare examples, formed one after the other.
 
   Args:
-    sums: of the other examples, by the place of their unit.
+    sums: sums over the other examples, by the place of their unit.
     norms: [B], whose entries are replaced where the example is rare.
     rare: [B] bool.
   """
@@ -347,7 +349,7 @@ def _with_rows_alone(
 
   def clipped(gradients):
     by_leaf = treedef.unflatten(_by_leaf(ordered, gradients))
-    # The norm of the very numbers that are added, so that no rounding comes between.
+    # The norm is that of the very numbers that are added, so that no rounding comes between.
     groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
     rows = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     weights = _weights(rows, clip, jnp.ones(1, bool))
@@ -445,9 +447,9 @@ def stacked_gradients(
   """Returns losses [B] and the gradient of each example, leaves [B, *param], in at least
   float32.
 
-  Formed from the operands and cotangents that the loss computed, as they are for the fast
-  route: where the loss computes in less than float32, JAX would round (or overflow) once more.
-  One example after the other where a convolution could mix them.
+  They are formed from the operands and cotangents that the loss computed, as for the fast route:
+  where the loss computes in less than float32, JAX would round (or overflow) once more. If a
+  convolution could mix examples, they are taken one after the other.
   """
   recipe = plan(loss_fn, params, first_of(batch))
   if keeps_apart(recipe):
