@@ -209,7 +209,8 @@ def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -
     },
   )
   writers.replace_file(path / TABLE, table(rows).encode())
-  # The CSV has a row for every game; the Markdown table only for the nearest.
+  # The CSV has a row for every game. The Markdown table has one for each subject: the game that
+  # came nearest to its claim.
   text = io.StringIO()
   writer = csv.writer(text, lineterminator="\n")
   writer.writerow([*_COLUMNS, "case"])

@@ -184,7 +184,7 @@ def line(result: dict[str, Any]) -> str:
 
 
 def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
-  """Returns estimates with bootstrap intervals, since all models are trained independently."""
+  """Returns estimates with bootstrap intervals, as models are independent; {} for few models."""
   if settings.num_models < _FOR_BOOTSTRAP:
     return {}
   statistics = {
