@@ -90,8 +90,8 @@ def find(path: str, field: str) -> Callable[..., Any]:
 
 
 def _files(home: str, value: Any) -> list[str]:
-  """Returns the file of the module in a path, and that of the module that defines the object
-  (they differ where the first module only imports it)."""
+  """Returns the file of the module in a path, and the file that defines the object. This is one
+  file, unless the module only imports the object."""
   homes = dict.fromkeys((home, str(getattr(value, "__module__", home))))
   files = (getattr(sys.modules.get(name), "__file__", None) for name in homes)
   return [file for file in files if file is not None]
@@ -210,8 +210,8 @@ _FILES = (".pretrained", ".attack.target")
 def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
   """Returns field -> {"path", "sha256"} for every import path and file of weights in a config.
 
-  For an import path the sha256 covers the file of the module in the path, and the file that
-  defines the object where that is another one. `code` also covers what these files import.
+  For an import path the sha256 covers the file of the module in the path. It also covers the file
+  that defines the object, if that is another one. `code` also covers what these files import.
 
   >>> sources({"model": {"name": "mlp", "options": {"name": "a:b"}}, "loss": "auto"})
   {}

@@ -95,9 +95,9 @@ class Plan:
 
   `dpjax/transforms/together.py` lists the combinations that are refused.
 
-  Guarantee: a run that uses `transform` on the batches of `batches`, for at most `steps`
-  updates, is (epsilon(delta, steps), delta)-differentially private for one record of the
-  sampler's `unit` under `neighboring_relation`. All numbers of the plan must be constants. Under
+  Guarantee: let a run use `transform` on the batches of `batches` for at most `steps` updates. It
+  is (epsilon(delta, steps), delta)-differentially private for one record of the sampler's `unit`
+  under `neighboring_relation`. All numbers of the plan must be constants. Under
   add_or_remove_one the number of examples is secret, so none may be computed from it; a number
   declared without looking at the data may be used.
 

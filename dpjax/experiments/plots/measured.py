@@ -173,7 +173,7 @@ def _steps(steps: int) -> str:
 
 
 def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> None:
-  """Draws methods below each other, for cohorts of one size."""
+  """Draws methods below each other, each of which was timed for one cohort size."""
   from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
   methods = list(dict.fromkeys(row["method"] for row in rows))

@@ -299,7 +299,7 @@ def measured(
       }
       for row in rows
     },
-    # the strictest criterion by which anything was recovered
+    # The first criterion by which anything was recovered; the strictest one, "exact", comes first.
     "verdict": next((row for row in rows if row.count), rows[0]).verdict,
     "leakage": _leakage(config, attacked, truth, recovered),
     "epsilon_note": attacked.note,

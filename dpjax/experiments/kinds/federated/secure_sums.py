@@ -75,7 +75,7 @@ class SharesAmongClients:
     """Raises UserError for settings that would refuse every sum."""
 
   def dropout(self, seed: int) -> secure.Dropout:
-    """Returns the clients that drop out in a round."""
+    """Returns the simulation that decides which clients drop out of a round."""
     return secure.Dropout(prob=self.dropout_prob, seed=seed)
 
 
