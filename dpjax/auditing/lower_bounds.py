@@ -236,8 +236,9 @@ def one_run_p_value(
 ) -> float:
   """Bounds P(that many correct guesses, or more) under (epsilon, delta)-DP (Steinke et al.).
 
-  beta + 2 m delta max_i (P(W >= correct - i) - beta) / i for W ~ Binomial(guesses, e^eps /
-  (1 + e^eps)), beta = P(W >= correct), when each of the m canaries was in by a fair coin.
+  The bound is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i, where each of the m canaries
+  was in by a fair coin. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)), and beta =
+  P(W >= correct).
 
   >>> p = one_run_p_value(correct=10, guesses=10, num_canaries=10, epsilon=0.0, delta=0.0)
   >>> p == 2.0**-10

@@ -1,9 +1,9 @@
 """A distinguishing game: two neighbouring inputs, an adversary, and a claim to refute.
 
 The game draws the released outputs on both inputs many times. The adversary learns a score
-from the first third of the draws, and picks the one event {score >= t}, or its complement,
-and the direction, that look worst for the claim. Only then the other two thirds are opened:
-on them the event has two error rates, each bounded exactly (Clopper and Pearson 1934), and
+from the first third of the draws. It picks the event {score >= t} or its complement, and the
+direction, that look worst for the claim. Only then the other two thirds are opened: on them
+the event has two error rates, each bounded exactly (Clopper and Pearson 1934), and
 
   P(event | one input) <= e^epsilon P(event | the other) + delta
 

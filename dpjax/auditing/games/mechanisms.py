@@ -507,7 +507,7 @@ _VOTES = 16
 def _votes_game(
   mechanism: Any, case: str, zero: np.ndarray, one: np.ndarray, relation: str, **num: int
 ) -> Game:
-  """Returns a game on the same counts [K] in each query; `num` is how many queries are accounted."""
+  """Returns a game on the same counts [K] in each query; `num`: queries that the event counts."""
 
   def released(key: jax.Array, counts: jax.Array) -> jax.Array:
     labels = mechanism(key, counts)
