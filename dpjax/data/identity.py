@@ -1,7 +1,7 @@
 """Identity of data: a digest of everything in them that training reads.
 
-The digest is a fixed function of the data, without noise: anyone who sees it, or anything else
-that follows from it without noise, can confirm a guess of the whole data set. So it is as
+The digest is a fixed function of the data, without noise. Whoever sees it can confirm a guess of
+the whole data set, and so can whoever sees anything that follows from it without noise. So it is as
 secret as the data. `experiments.run.run_keys` derives keys from it; checkpoints hold it.
 """
 
@@ -28,10 +28,11 @@ _SOURCE_SHAPE = "_source_shape"
 def digest(data: Labelled | Federation) -> bytes:
   """Returns 32 bytes that differ if two training sets differ. As SECRET as the data.
 
-  Covered: inputs and labels (dtype, shape, every byte, in order), which rows are present, what
-  one example is (classes, vocabulary, target), and of a `Federation` also which client, by name and
-  place, holds which rows. Not covered: names of data sets, and test data, on which nothing that
-  is trained or drawn depends. Reads everything once, at about a second for a gigabyte.
+  It covers inputs and labels (dtype, shape, every byte, in order), which rows are present, and what
+  one example is (classes, vocabulary, target). For a `Federation` it also covers which client, by
+  name and place, holds which rows. It covers neither names of data sets nor test data: nothing
+  that is trained or drawn depends on these. It reads everything once, at about a second for a
+  gigabyte.
 
   Args:
     data: a `Dataset` (anything with `x` and `y`), or a `Federation`.

@@ -144,14 +144,14 @@ def load_npz(
 
   uint8 images are divided by 255; floats must be finite and are left alone. The number of
   classes is public and must be declared: by an integer `num_classes` in the file or as the
-  argument. It is never counted from the labels. The file may also declare an integer `vocab_size`,
-  for models of tokens that need it, and an integer `num_examples`, the number of training examples
-  that mechanisms use. The shape of one example is public: it is that of the array.
+  argument. It is never counted from the labels. The file may also declare two more integers:
+  `vocab_size`, for models of tokens, and `num_examples`, the number of training examples that
+  mechanisms use. The shape of one example is public: it is that of the array.
 
   Raises:
-    UserError: one line, for a missing or unreadable file, a missing key, a pickled
-      (object) array, a wrong dtype or shape, NaN, splits that do not match, or a number of
-      classes that is not declared, twice differently, or not above every label.
+    UserError: one line: a missing or unreadable file; a missing key; a pickled (object) array; a
+      wrong dtype or shape; NaN; splits that do not match; a number of classes that is not
+      declared, is declared twice differently, or is not above every label.
   """
   return _load(path, num_classes)[0]
 

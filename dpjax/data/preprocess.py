@@ -2,9 +2,9 @@
 
 The pixel mean and standard deviation that circulate for a data set (such as .1307 and
 .3081 for MNIST) were computed from its training images. When those are the private data,
-using them is a query that no epsilon here accounts for. So dpjax offers no such table: it
-offers `center`, whose constants are public because they are the middle and the half width
-of the pixel range, and `standardize` by constants that you state.
+using them is a query that no epsilon here accounts for. So dpjax offers no such
+table. It offers `center`, whose constants are public: the middle and the half width of the pixel
+range. And it offers `standardize`, by constants that you state.
 """
 
 from __future__ import annotations

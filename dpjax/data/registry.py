@@ -62,9 +62,9 @@ def load(
   ever downloaded here.
 
   Raises:
-    UserError: one line: an unknown name (with the nearest one), data that is not there
-      (with where it was looked for and the command that prepares it), a number of classes
-      that nobody declares, or a number of examples that is declared twice differently.
+    UserError: one line: an unknown name (with the nearest one); data that is not there (with
+      where it was looked for and the command that prepares it); a number of classes that nobody
+      declares; a number of classes or examples that is declared twice differently.
 
   >>> train, test = load("digits")
   >>> train, test

@@ -8,7 +8,7 @@ files, which are found without importing it:
 
 The task is LEAF's (Caldas et al. 2018, arXiv:1812.01097): 80 characters, then the next one.
 Characters come from a fixed public set; whatever is not in it is one UNKNOWN character. The
-poems and the sonnets have no roles and are left out. What a role is, is read from how each
+poems and the sonnets have no roles and are left out. Roles are read from how each
 edition prints names, so a few stage words and typing errors of the sources count as roles.
 """
 

@@ -1,8 +1,9 @@
 """Facts about an algorithm or an aggregator, stated once, beside its code.
 
-A config's choices, the fields that a run reads, what an attack or an audit may ask for, the
-games of `launch.audit` and the lines of `launch.list` all read these facts. So a new
-algorithm is one file with `@algorithm(...)` and one line in `dpjax/federated/algorithms`.
+Configs read these facts for their choices, and runs for the fields that they read. Attacks and
+audits read them for what they may ask for, `launch.audit` for its games, and `launch.list` for its
+lines. So a new algorithm is one file with `@algorithm(...)` and one line in
+`dpjax/federated/algorithms`.
 """
 
 from __future__ import annotations

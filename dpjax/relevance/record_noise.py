@@ -140,9 +140,9 @@ def noisy_records(
     UserError: ids as `distinct_ids` says; scales that are not positive numbers, or so small or
       large that float32 noise would vanish or overflow; records that are not finite.
 
-  Guarantee (Laplace, channels not shared, entries of x in [0, 1]): each record's output is
-  (sum_j channels / b_j, 0)-DP under replace_one (local), for real-valued noise; what floats
-  leave open is said above.
+  Guarantee: each record's output is (sum_j channels / b_j, 0)-DP under replace_one (local), for
+  Laplace noise of scales b_j, channels that are not shared, and entries of x in [0, 1]. The proof
+  is for real-valued noise; the module says what floats leave open.
 
   >>> x = np.zeros((2, 3), np.float32)
   >>> key = jax.random.key(0)

@@ -6,7 +6,7 @@ image, C is the clip norm, and b_j is the noise scale of feature j:
 
 | stage | mechanism                                         | cost of a record in it         |
 | ----- | ------------------------------------------------- | ------------------------------ |
-| A     | none, public data, or DP-SGD on D1                | 0, 0, (eps_A, delta_A)         |
+| A     | no training, public data, or DP-SGD on D1         | 0, 0, (eps_A, delta_A)         |
 | B     | mean share + Laplace(2 / (n1 eps_B)), or Gaussian | eps_B, or (eps_B, delta_B)     |
 | C     | laplace: b_j = c / (beta_j eps_C)                 | eps_C, local                   |
 | C     | laplace_clipped: weighted L1 clip to C,           | eps_C, local                   |

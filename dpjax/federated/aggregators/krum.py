@@ -30,8 +30,8 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   weight 0. No honest client is among the b, so g = f - b attackers are left. (If b > f the
   assumption is broken, and g = f.) Then k = max(m - g - 2, g).
 
-  Guarantee, where at most f of n >= 2 f + 3 clients are arbitrary, silent or without examples:
-  a selected message is within sqrt(k) honest diameters D of an honest one.
+  Guarantee: a selected message is within sqrt(k) honest diameters D of an honest one. It holds
+  where at most f of n >= 2 f + 3 clients are arbitrary, silent or without examples.
   Proof. At most g - z of the m messages are arbitrary, and at least n - f >= f + 3 are
   honest. So k <= n - f - 1: an honest message has k honest others, and scores k D^2 at most.
   A selected message scores no more than the worst honest one, as there are num_selected

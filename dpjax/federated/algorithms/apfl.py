@@ -116,7 +116,7 @@ def apfl(
   A local step moves w by the gradient at w, and v by alpha times the gradient at the mixture
   alpha v + (1 - alpha) w. Both are taken at the values before the step. With
   `alpha_learning_rate` > 0 the first step of a round also moves the client's own alpha along
-  -<v - w, gradient at the mixture> (section 4), kept within [0, 1].
+  -<v - w, gradient at the mixture> (section 4). alpha is kept within [0, 1].
 
   `state.memories.rows(clients)` returns v and alpha of these clients (`PersonalMemory`). A client
   uses the model `mixed(v, state.params, alpha)`. alpha = 0 is `fed_avg`; alpha = 1 trains each

@@ -52,9 +52,9 @@ def fed_avg(
     memory: `(params) -> state` that one client keeps between rounds; needed if `wrap` keeps any.
     **local: hooks of `local_training`.
 
-  Guarantee: with `central(plan, noise_key)`, and the algorithm's own `cohorts`, the sequence
-  of all parameters is (plan.epsilon(), plan.delta)-DP for one client, whatever the client
-  optimizer and the local work. RoundInfo is not private.
+  Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one client. It
+  needs `central(plan, noise_key)` and the algorithm's own `cohorts`. It holds for any client
+  optimizer and any local work. RoundInfo is computed without privacy: do not release it.
 
   >>> import jax
   >>> import jax.numpy as jnp

@@ -37,8 +37,8 @@ client a program is; `local_data(client, round)` gives its batches: no data leav
 |               | (except in the weights of `by_examples` and `capped`)             |
 
 The sampler's seed stays on the server: anyone who knows it knows who takes part, and epsilon
-relies on that being secret. Everything random on a client is drawn from a key of its own
-operating system, new for each answer, which is neither sent nor kept. So a server cannot
+relies on that being secret. Everything random on a client is drawn from a key that its own
+operating system makes for each answer. The key is neither sent nor kept. So a server cannot
 subtract the noise of `client_noise`. A run cannot be repeated bit for bit if clients draw.
 A client answers a round at most once, and at most `num_rounds` times in all, whatever the server
 asks. It notes the round in its own folder before it looks at its data. So with
@@ -392,7 +392,7 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
 
   Guarantee: the same as of `fed_avg` with `central(plan, noise_key)`. It holds against the clients
   and anyone who sees the parameters; the server itself sees every message. `.server` holds
-  `.state`, `.ledger` (an entry for each round) and `.infos` (not private).
+  `.state`, `.ledger` (an entry for each round) and `.infos` (without privacy: do not release).
 
   Raises:
     UserError: flwr is not installed; a wrong argument; a round after the plan's last.
