@@ -252,7 +252,7 @@ def skellam_mean(
     seed: seed of all noise and rounding, 128 bits or more; as secret as the data. Each client of
       each round has a stream of its own (NumPy's Philox).
     rotation: public seed of the signs.
-    dropout: who falls silent, in a simulation.
+    dropout: rule by which clients fall silent, in a simulation.
     plan: plan that draws the cohorts.
 
   Guarantee: one round costs a client at most `mechanism.event`, under replace_special and

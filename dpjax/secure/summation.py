@@ -135,7 +135,7 @@ def secure_mean(
     protocol: one of `sums`, with its cryptography or simulated; a round that leaves fewer than its
       `min_survivors` raises RoundRefused (`forgiving` goes on with the next).
     encoding: encoding of messages as integers. Its `bits` may be fewer than the protocol's.
-    dropout: who falls silent, in a simulation.
+    dropout: rule by which clients fall silent, in a simulation.
     plan: plan that draws the cohorts, without privacy.
 
   Guarantee: the docstring of `protocol` says what it hides, and from whom; a simulated one
@@ -250,7 +250,7 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
     places = {int(client): place for place, client in enumerate(cohort.ids)}
 
     def vector(client: int) -> np.ndarray:
-      # Also called for clients that dropped out; their zeros are never sent.
+      # The protocol also asks for clients that dropped out; their zeros are never sent.
       encoded_row = encoded(places[client]) if client in places else like
       return to_vector(encoded_row, protocol.bits)
 

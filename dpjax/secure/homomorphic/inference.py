@@ -297,8 +297,8 @@ class ModelOwner:
   """The party with the network, which answers queries without reading them.
 
   Raises:
-    UserError: weights that are NaN, or so large that a logit of some image could wrap around, or
-      so unlike in size that a logit would be lost in rounding (`SquareNetwork.logit_error`).
+    UserError: weights that are NaN; so large that a logit of some image could wrap around; or so
+      unlike in size that rounding would hide a logit (`SquareNetwork.logit_error`).
 
   >>> rng = np.random.default_rng(0)
   >>> net = SquareNetwork(*(rng.normal(size=s) for s in [(6, 4), (4,), (4, 3), (3,)]))

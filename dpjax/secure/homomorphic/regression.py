@@ -1,7 +1,7 @@
 """Ridge regression on ciphertexts: E(X), E(y) -> E(w) -> E(y_hat); only the owner decrypts.
 
-The owner of the data standardises columns and targets (so the means, the scales and the
-intercept are the owner's alone), encrypts, and rents a server that computes
+The owner of the data standardises columns and targets, so the means, the scales and the intercept
+are the owner's alone. The owner then encrypts, and rents a server that computes
 
   A = X^T X / n + ridge I,   b = X^T y / n,   w <- w - eta (A w - b),   w = 0 at first.
 
@@ -351,7 +351,7 @@ def regress(
     x: [n, d]. y: [n]. new: [n', d] rows to predict, encrypted as well.
 
   Raises:
-    UserError: as `DataOwner`; TenSEAL is not installed.
+    UserError: as `DataOwner`, or TenSEAL is not installed.
 
   >>> rng = np.random.default_rng(0)
   >>> x = rng.normal(size=(40, 2))

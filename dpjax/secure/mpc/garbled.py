@@ -1,9 +1,9 @@
 """Yao's garbled circuits for one comparison: x < y, where each party holds one of them.
 
-The garbler gives every wire of a circuit two random labels, one for each value, and encrypts
-every AND gate so that from one label of each input one label of the output follows. The
-evaluator gets the labels of the garbler's input, those of its own by oblivious transfer, and
-goes through the circuit, seeing one label of each wire and never what it stands for.
+The garbler gives every wire of a circuit two random labels, one for each value. It encrypts every
+AND gate so that one label of each input gives one label of the output. The evaluator gets the
+labels of the garbler's input from the garbler, and those of its own input by oblivious transfer.
+Then it goes through the circuit. It sees one label of each wire, and never what this stands for.
 
     garbler, evaluator = Garbler(x, bits=32), Evaluator(y, bits=32)
     pairs = garbler.answer(evaluator.choose(garbler.offer))
@@ -92,8 +92,7 @@ def comparison(bits: int) -> Circuit:
     return 2 * bits + len(gates) - 1
 
   carry = wire("and", wire("not", 0), bits)
-  # From the lowest bit on: if two bits differ, y's bit decides, otherwise the result so
-  # far.
+  # Goes from the lowest bit up. If two bits differ, y's bit decides, otherwise the result so far.
   for x, y in zip(range(1, bits), range(bits + 1, 2 * bits)):
     same = wire("not", wire("xor", x, y))
     carry = wire("xor", y, wire("and", same, wire("xor", y, carry)))

@@ -23,7 +23,7 @@ Sensitivity
 Two data sets of n rows differ in one row. For one column of w (k = 1):
 
 1. For two weights w, w' and the same rows, the exact steps G satisfy
-   G(w) - G(w') = (I - a l - a H)(w - w'), with H = (1 / n) sum_i t_i v_i v_i^T and
+   G(w) - G(w') = (I - a l - a H)(w - w'). Here H = (1 / n) sum_i t_i v_i v_i^T, with
    t_i = (s(v_i w) - s(v_i w')) / (v_i w - v_i w') in [0, 1]. So 0 <= H <= R^2, and G contracts by
    c = max(1 - a l, a (R^2 + l) - 1). A rate with c >= 1 is refused.
 2. Rounding moves a step by at most p = u (a R + sqrt(d + 1)): each trunc(v_i w) errs by less than
@@ -100,11 +100,11 @@ class OutputNoise:
     frac_bits: f, the fraction bits of the fixed point; the party must have the same.
 
   Guarantee: what `release` opens, and the view of either party in `train` and `release`, is
-  `event()`-private under replace_one, for one row of whichever owner, or for the part of a row
-  that another party holds where columns are split. The proof is the module's. It assumes that
-  parties and dealer follow the protocol (honest but curious), that nobody tells another its share
-  or its noise, that owners clip by `rows` or `bounded_rows`, and that ChaCha20 masks are as good as
-  uniform. A second release costs again.
+  `event()`-private under replace_one. The unit is one row of any owner or, if columns are split,
+  the part of a row that another party holds. The module has the proof. It assumes that parties and
+  dealer follow the protocol (honest but curious), and that nobody tells another its share or its
+  noise. Owners must clip by `rows` or `bounded_rows`. ChaCha20 masks count as uniform. A second
+  release costs again.
 
   Raises:
     UserError: no penalty, a rate that is too large or no power of two over n, sums or noise that
@@ -369,7 +369,7 @@ class OutputNoise:
   def in_the_clear(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Returns weights [d + 1, k] by the same integers in the clear, before noise. NOT private.
 
-    Every truncation rounds down: one of the outcomes that the protocol may have.
+    Every truncation rounds down. This is one of the outcomes that the protocol may have.
 
     Args:
       x: [n, d + 1] of `rows`.
@@ -439,7 +439,7 @@ class OutputNoise:
   def _check_range(self) -> None:
     """Refuses numbers for which a sum could leave the ring, where it would wrap silently."""
     norm = self.row_norm
-    # What a truncation takes must be below 2^62 in units of 2^-2f.
+    # The argument of a truncation must be below 2^62 in units of 2^-2f.
     most = 2.0 ** (62 - 2 * self.frac_bits)
     gradient = self.num_rows * (norm + self.penalty * self.radius)
     if not max(gradient, norm * self.radius) < most:

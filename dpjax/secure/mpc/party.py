@@ -42,7 +42,8 @@ class Party(Unique):
     supply: supply of correlated randomness, from the dealer.
     key: 32 bytes that nobody else knows, from which it masks its inputs.
     frac_bits: f, the fraction bits of the fixed point; the same in both.
-    truncation: how products lose their f surplus bits, `products.truncate`; the same in both.
+    truncation: way in which products lose their f surplus bits (`products.truncate`); the same in
+      both.
   """
 
   def __init__(

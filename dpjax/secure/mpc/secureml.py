@@ -226,7 +226,7 @@ def predict(
   Args:
     network: shares.
     x: [n, d_in] shares.
-    to: who asks, 0 or 1; None: both.
+    to: party that asks, 0 or 1; None: both.
 
   Returns:
     [n] classes, 0 or 1 for a single output; None for who does not ask.

@@ -335,7 +335,7 @@ def _meet(
   other = f"party {1 - number}"
   common = {"me": me, "token": agreed.token, "timeout": agreed.timeout}
   to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
-  # By this number the dealer knows whose key to send.
+  # The number tells the dealer whose key to send.
   to_dealer.sendall(str(number).encode())
   supply = _supply(number, SocketLink(to_dealer, peer="dealer", **common))
 
@@ -378,7 +378,7 @@ def run_processes(
   Args:
     program: a function of a module, which the processes import (a script that calls this
       stands behind `if __name__ == "__main__"`), or a `functools.partial` of one.
-    record: as in `connect`, a function of a module.
+    record: wraps links as in `connect`; it must be a function of a module.
 
   Raises:
     UserError: whatever went wrong first, in whichever process; the others are ended.

@@ -249,7 +249,7 @@ class CommitteeTerms:
   @property
   def members(self) -> tuple[int, ...]:
     """Returns the members, in the order of their shares."""
-    # By a hash of session and id, so that nobody chooses them.
+    # A hash of session and id ranks the clients, so that nobody chooses the members.
     rank = {
       who: hashlib.sha256(b"member" + self.session + who.to_bytes(4, "little")).digest()
       for who in self.clients
@@ -462,7 +462,7 @@ def receive(
   """Returns the server with one more message, and what it forwards to members.
 
   Args:
-    sender: from whom the message came, as the transport knows it.
+    sender: client that sent the message, as the transport knows it.
 
   Raises:
     UserError: a message that is wrong in any way, or a party's second one. The state stays where
@@ -560,7 +560,7 @@ def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]
   """Runs one sum on given terms, with all parties in this process.
 
   Args:
-    there: who answers in which phase.
+    there: clients that answer, by phase.
     read: the vector of a client, called once for each that uploads, in ascending order.
 
   Raises:

@@ -177,7 +177,7 @@ def multiplied(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   full = np.zeros((*shape[:-1], 2 * degree - 1), np.uint64)
   for power in range(degree):
     full[..., power : power + degree] += a[..., power : power + 1] * b
-  # From the top, so that each reduced power only changes lower ones.
+  # Goes down from the top power, since reducing a power only changes lower ones.
   for power in range(2 * degree - 2, degree - 1, -1):
     for exponent in POLYNOMIALS[degree]:
       full[..., power - degree + exponent] -= full[..., power]

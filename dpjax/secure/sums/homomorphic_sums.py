@@ -7,9 +7,9 @@
 
 What is hidden, if all parties are honest-but-curious, at 128-bit security (RLWE at SEAL's
 parameters): the server holds no secret key. It sees ciphertexts, and in the end the sum. ALL
-CLIENTS hold one secret key. So one client that tells it to the server opens every vector, and
-a server that lies can have a single vector decrypted as if it were the sum; SecAgg has no such
-key. The client that decrypts sees the sum before it is reduced modulo 2^bits.
+CLIENTS hold one secret key. So one client that tells it to the server opens every vector. A server
+that lies can have a single vector decrypted as if it were the sum. SecAgg has no such key. The
+client that decrypts sees the sum before it is reduced modulo 2^bits.
 
 Decrypted CKKS numbers carry noise. Who knows what was encrypted can learn the secret key from it
 (Li and Micciancio 2021). So they are rounded to 1e-7 before they leave the client, which makes

@@ -53,9 +53,9 @@ class SecAgg(SumSettings):
   """SecAgg of Bonawitz et al. 2017; the threshold t of shares is `min_survivors`.
 
   Clients may drop out at any time. The sum of those who uploaded is exact as long as t stay
-  until the end; with fewer it is refused. The server may collude with t - 1 clients. With a t above
-  half of the clients, a server that lies about survivors, but has no colluders and hands out the
-  right keys, cannot open a single vector either.
+  until the end; with fewer it is refused. The server may collude with t - 1 clients. A server
+  without colluders that lies about survivors cannot open a single vector either, if t is above half
+  of the clients and it hands out the right keys.
 
   Args:
     signed: keys and survivors are signed and compared (figure 4, underlined parts), against
@@ -215,7 +215,7 @@ def run(
   """Runs one sum on given terms, with all parties in this process.
 
   Args:
-    there: who answers in which phase.
+    there: clients that answer, by phase.
     read: the vector of a client, called once for each that uploads, in ascending order.
     signing_keys: Ed25519 private keys, where the terms have a directory.
 

@@ -273,7 +273,7 @@ def _mask(
   keystreams = [(own_stream(terms, me, member.own_seed), True)]
   for who in shares:
     key = pair_stream(terms, me, private, who, member.roster[who][32:64])
-    # Of two that share a stream, the one with the smaller id adds it, the other subtracts.
+    # Two clients share a stream. The one with the smaller id adds it, the other subtracts it.
     keystreams.append((key, who > me))
   masked = np.array(vector, terms.dtype)
   primitives.add_streams(masked, keystreams)

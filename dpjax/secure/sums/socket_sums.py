@@ -22,8 +22,8 @@ when each message came.
     server:     serve(terms, "0.0.0.0:9000")
     client 7:   take_part(terms, 7, vector, "HOST:9000")
 
-or, with the vector computed in the client's own process by a function of the user's (called
-with `client=`, it returns [d] unsigned integers of the terms' type):
+A client can also compute its vector in its own process, by a function of the user. The function is
+called with `client=`, and returns [d] unsigned integers of the terms' type:
 
     python -m dpjax.secure.sums.socket_sums TERMS.json HOST:9000 7 package.module:name
 """
@@ -389,7 +389,7 @@ def take_part(
   Args:
     vector: [d] unsigned integers of the terms' type; it leaves this process only masked.
     coordinator: "HOST:PORT" of the server.
-    phase_timeout: as the server's; a client waits for 2 phase_timeout + connect_timeout seconds.
+    phase_timeout: same as the server's. A client waits 2 phase_timeout + connect_timeout seconds.
 
   Raises:
     UserError: the server is not there, refuses this client, sends something wrong or nothing,

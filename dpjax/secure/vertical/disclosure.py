@@ -1,7 +1,7 @@
 """Counts what each party of two-party regression could solve for, and refuses a step in time.
 
-In a step on B rows a party with a matrix X [B, d] of its own (b's has the column of ones)
-learns X^T r, d linear equations for the B residuals r. A residual must stay secret, since it tells
+Each party has a matrix X [B, d] of the B rows of a step; b's has the column of ones. In the step it
+learns X^T r: d linear equations for the B residuals r. A residual must stay secret, since it tells
 labels to a and scores to b. The rules are the same for a and b. They count ALL steps that one
 `Disclosure` has seen, whichever run or state these belonged to:
 
