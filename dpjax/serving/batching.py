@@ -47,7 +47,7 @@ class Batcher:
 
   Args:
     max_queue: largest number of rows that wait.
-    wait_ms: how long the first request of a batch waits for others, in milliseconds.
+    wait_ms: milliseconds that the first request of a batch waits for others.
     computed: called with (model, seconds, rows) after each batch.
   """
 

@@ -1,8 +1,9 @@
 """Drift of inputs and answers: histograms over public bins, and their distance from a reference.
 
 The population stability index of two histograms with shares p and q is
-`sum_i (p_i - q_i) ln(p_i / q_i)`, the sum of both Kullback-Leibler divergences (Siddiqi 2006,
-"Credit Risk Scorecards"). Practice reads below .1 as no change, above .25 as a large one.
+`sum_i (p_i - q_i) ln(p_i / q_i)`, the sum of both Kullback-Leibler divergences. In practice an
+index below .1 counts as no change, and one above .25 as a large change. Source: Siddiqi 2006,
+"Credit Risk Scorecards".
 
 Bins are public: they follow from a declaration or from a flag, never from rows. The counts in them
 need not be. A histogram of training rows is a query on these rows. `noisy_counts` answers it under
@@ -119,7 +120,7 @@ class Bins:
   """Public bins of one number or category of each row.
 
   Args:
-    name: what is counted: "predicted", "mean", a column of a table, or a place such as "x[3,0]".
+    name: "predicted", "mean", a column of a table, or a place such as "x[3,0]": what is counted.
     edges: inner edges of the bins of a number, increasing; len(edges) + 1 bins.
     places: columns of the inputs that hold a category, one for each of its values; () for a
       number.

@@ -139,7 +139,7 @@ class Web:
   """The HTTP application of a service.
 
   Args:
-    service: what answers.
+    service: service that answers.
     most_bytes: largest size of a body, in bytes.
     token: bearer token that POST /release must bring; None: nobody may release.
     load: loads a run by its folder.

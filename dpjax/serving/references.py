@@ -45,7 +45,7 @@ def make(
   Args:
     text: stream, training, public:NAME or FILE.json.
     run: the model whose answers are counted. bins: public bins.
-    journal: where a noisy reference is kept, so that a restart does not account for it again.
+    journal: journal that keeps a noisy reference, so that a restart does not account for it again.
     epsilon: epsilon of the noise on the counts of training rows, for all bins together.
     exact: whether training rows are counted without noise.
 

@@ -76,7 +76,7 @@ class Service:
     runs: the model that answers, and in a release the new one.
     journal: journal of this service.
     bins: public bins of drift.
-    reference: what windows are compared with; None: the first whole window.
+    reference: histograms that windows are compared with; None: those of the first whole window.
     settings: bounds.
     clock: returns seconds, for stages and latencies.
     load: loads a run that the journal names and `runs` does not hold: one that was released later.
@@ -202,7 +202,7 @@ class Service:
     )
     if line is not None:
       self._resume_release(line, known, saved.get("release") or {})
-    # Also where an earlier start was killed before it wrote the candidate.
+    # A release also begins here if an earlier start was killed before it wrote the candidate.
     elif len(runs) > 1:
       self.releases.begin(runs[1])
     if self.old is not runs[0]:
@@ -332,7 +332,7 @@ class Service:
   def _snapshot(self) -> dict[str, Any]:
     """Returns counts of open windows and of the stage."""
     counts = {
-      # How far the journal was, so that lines which are gone are seen.
+      # Length of the journal, so that missing lines are noticed.
       "lines": self.journal.num_lines,
       "run": digest_of(self.old),
       "drift": self.windows.drift.plain(),

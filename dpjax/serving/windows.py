@@ -40,9 +40,10 @@ class Reference:
 
   Args:
     counts: {name of bins: counts}.
-    source: where they are from, for readers: "public", "noised", "exact", "stream", "file".
+    source: origin of the counts, for readers: "public", "noised", "exact", "stream", "file".
     scale: scale of the Laplace noise on each count; 0: none.
-    epsilon: what they cost a training record; 0 if none is in them. No epsilon holds for "exact".
+    epsilon: cost of the counts for a training record; 0 if none is in them. No epsilon holds for
+      "exact".
   """
 
   counts: Mapping[str, Sequence[float]]
@@ -56,7 +57,7 @@ class OpenWindow:
   """Counts of a window that is not full.
 
   Args:
-    number: its place among the windows of its kind, since the journal began.
+    number: place of the window among those of its kind, since the journal began.
     rows: rows or labels that were counted.
     counts: {name of bins: counts}.
   """
@@ -85,7 +86,7 @@ class OpenWindow:
     # A window that was accounted or closed since then must not be counted twice.
     if not isinstance(saved, dict) or saved["number"] != self.number:
       return
-    # Other bins than before: their counts say nothing about these.
+    # Counts of other bins say nothing about these.
     if not drift.fits(saved["counts"], bins):
       return
     if most is not None and saved["rows"] >= most:
@@ -105,7 +106,8 @@ class Windows:
   Args:
     settings: sizes of windows, bounds and budget.
     bins: public bins of rows.
-    reference: what windows of rows are compared with; None: the first whole window.
+    reference: histograms that windows of rows are compared with; None: those of the first whole
+      window.
     journal: gets charges, windows and references.
     alarms: get PSI, accuracy and the end of the budget.
   """
