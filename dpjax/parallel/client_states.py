@@ -35,7 +35,7 @@ class ClientStates:
   In a pytree it is one leaf.
 
   Args:
-    initial: what ONE client keeps before its first round, a tree of arrays.
+    initial: state of ONE client before its first round, a tree of arrays.
     num_clients: N, the number of clients.
 
   >>> states = ClientStates({"c": np.zeros(2, np.float32)}, num_clients=10_000)
@@ -63,7 +63,7 @@ class ClientStates:
 
   @property
   def touched(self) -> np.ndarray:
-    """Clients that have their own row, in order: as secret as who was drawn."""
+    """Clients that have their own row, in ascending order. They are as secret as who was drawn."""
     return np.flatnonzero(self._held != _NONE)
 
   def rows(self, ids: ArrayLike) -> Any:
@@ -203,7 +203,7 @@ class Keeper:
     folder: folder of the rows.
     states: states that a run begins with.
     on_disk: whether rows are on disk between checkpoints, too; False: they are in memory.
-    segment_bytes: as in `Journal`.
+    segment_bytes: size at which a file is closed, as in `Journal`.
   """
 
   def __init__(

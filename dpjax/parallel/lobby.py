@@ -244,7 +244,7 @@ class _Lobby:
       wrong = (
         f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
       )
-      # Without waiting, since it need not listen.
+      # Said without waiting for the peer, which need not listen.
       with contextlib.suppress(OSError):
         _say(guest.connection, {"wrong": wrong})
       self._dismiss(guest)
@@ -283,8 +283,11 @@ def host(
 
   Args:
     report: called once for each id with the news that somebody claimed it without the right config.
-    fewest: if given, the meeting takes place when its time is over and so many have come. A
-      peer with whom something is wrong is informed and let go, alone. None: all must come.
+    fewest: number of peers that are enough when the time is over. A peer that is wrong in
+      anything is then told so, and let go alone. None: all must come.
+
+  Raises:
+    UserError: too few peers came in time, a peer differs (`fewest` None), or the port is in use.
   """
   deadline = time.monotonic() + timeout
   with (

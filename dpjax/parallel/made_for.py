@@ -76,8 +76,8 @@ class StepProgram(NamedTuple):
   """The program that a step of a run calls, lowered for the devices of a target.
 
   Attributes:
-    lowered: what `jax.jit(f).lower(...)` made.
-    calls: how often a step calls it.
+    lowered: result of `jax.jit(f).lower(...)`.
+    calls: number of times that a step calls it.
     num_parameters: number of parameters that the run releases.
     rows: examples that a device is given in a call; 0 where it is given clients.
     data_bytes: bytes that lie on each device beside the arguments, such as the data set.
