@@ -46,9 +46,8 @@ _COMMON_MULTIPLE = 720_720
 _LEDGER_STEPS = 200
 # Number of records whose digests are compared.
 _RECORDS = 500
-_AUDIT_CONFIDENCE = (
-  0.99  # much more is out of reach: at delta > 0 p-values end near m * delta
-)
+# Much more is out of reach: with m canaries at delta > 0, p-values end near m * delta.
+_AUDIT_CONFIDENCE = 0.99
 # Relative tolerance between two discretisations of one privacy loss.
 _EPSILON_SLACK = 0.01
 

@@ -40,9 +40,8 @@ _ROWS = "clients"
 _ALONE = "state"
 # Name of a step's folder while it is written.
 _NEW = ".new"
-_UNFINISHED = (
-  "*.orbax-checkpoint-tmp*"  # what earlier versions left of a save that was cut off
-)
+# Folders that earlier versions left of a save that was cut off.
+_UNFINISHED = "*.orbax-checkpoint-tmp*"
 # File in a step's folder with the digest of each of its files.
 _DIGESTS = "sha256.json"
 

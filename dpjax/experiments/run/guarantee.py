@@ -59,9 +59,8 @@ class Guarantee:
   step_event: Callable[[int], DpEvent] = lambda step: NoOpDpEvent()
   remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
   curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after so many steps
-  statement: Callable[[int], str] = lambda steps: (
-    accounting.NOTHING
-  )  # in words, after so many
+  # Number of steps -> the guarantee after them, in words.
+  statement: Callable[[int], str] = lambda steps: accounting.NOTHING
   accounted_delta: float | None = None  # of the ledger: delta less what is set aside
   l2_bound: float = math.inf  # of one record's part in a step
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it

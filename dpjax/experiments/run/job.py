@@ -92,12 +92,10 @@ class RunOutcome(NamedTuple):
 
   params: Any
   result: Callable[[pathlib.Path], Result]  # folder -> the part of result.json of this kind
-  write: Callable[[pathlib.Path], None] = lambda folder: (
-    None
-  )  # other files, before result.json
-  finish: Callable[[pathlib.Path], None] = lambda folder: (
-    None
-  )  # files made from result.json
+  # Writes other files, before result.json.
+  write: Callable[[pathlib.Path], None] = lambda folder: None
+  # Writes files that are made from result.json.
+  finish: Callable[[pathlib.Path], None] = lambda folder: None
   saved_as: str = owner.PARAMS  # name of the file of `params` in the folder
 
 

@@ -205,9 +205,8 @@ def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
   # Opening a pipe without a reader would never return, and locking a device would lock it
   # for all runs.
   validate.no_pipe(path, str(path))
-  with open(
-    path, "ab", opener=private
-  ) as file:  # network file systems lock only files that are open for writing
+  # Opened for writing, since network file systems lock no other files.
+  with open(path, "ab", opener=private) as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       # A lock on a file that was deleted since it was opened excludes nobody.

@@ -43,9 +43,8 @@ class Point(NamedTuple):
   name: str  # folder name: readable, unique, the same in every process
   config: Any
   overrides: dict[str, Any]  # what distinguishes it from the other runs; in its row, too
-  dropped: tuple[
-    str, ...
-  ] = ()  # fields of the whole that it does not read; see `resettled`
+  # Fields of the whole config that this run does not read; see `resettled`.
+  dropped: tuple[str, ...] = ()
 
 
 class Grid(NamedTuple):
