@@ -66,7 +66,7 @@ def allocation_rdp(
   wanted = np.asarray(orders, float)
   shift = 1 / noise_multiplier
   gaussian = wanted * shift**2 / 2  # of one Gaussian sum, whose divergence bounds a pass
-  # With so little noise amplification would save nothing worth having.
+  # One step is one Gaussian sum. With so little noise, amplification would save almost nothing.
   if num_steps == 1 or shift > 30:
     return gaussian
   bounds = np.maximum(
@@ -92,7 +92,7 @@ def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
   # (a - 1) D_a is zero at 0 and 1.
   moments[:2] = 0.0
   moments[2:] += rounding[2:]
-  # Convex in the order, so between integers its chord is an upper bound.
+  # The moment is convex in the order, so between integers its chord is an upper bound.
   return np.interp(orders, counts, moments) / (orders - 1)
 
 

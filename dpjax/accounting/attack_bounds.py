@@ -172,7 +172,7 @@ class Advantage(AttackBound):
   """No test of membership has a TPR - FPR above `advantage`.
 
   Raises:
-    UserError: outside (0, 1).
+    UserError: `advantage` outside (0, 1).
   """
 
   advantage: float

@@ -408,7 +408,7 @@ def _pld_one(cls: type, part: DpEvent, interval: float) -> pld_lib.PrivacyLossDi
 
 
 def _interval(steps: Parts) -> float:
-  """Returns the width of the grid of losses: small for small losses, wide for huge ones.
+  """Returns the interval of the grid of losses: small for small losses, wide for huge ones.
 
   A grid of h adds about h^2 / 4 to the variance r of one step's loss, so h = sqrt(r) / 60
   costs about 1e-4 of it.

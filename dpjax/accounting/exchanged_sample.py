@@ -183,8 +183,8 @@ def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.
     tails += counts * (counts - 1) * shift**2 / 2
     terms = binomial + others + counts * np.log(sampling_prob) + tails
     logs.append(np.logaddexp(0.0, special.logsumexp(terms)))
-  # Convex in the order, so between integers its chord is an upper bound. The factor covers the
-  # rounding of the sums.
+  # The moment is convex in the order, so between integers its chord is an upper bound. The factor
+  # covers the rounding of the sums.
   return np.interp(orders, wanted, logs) * (1 + 1e-12)
 
 

@@ -96,7 +96,7 @@ def allocation_pld(
   """Returns the privacy loss distribution of one pass, an upper bound at any interval and cells.
 
   Args:
-    num_steps: T, steps of the pass.
+    num_steps: T, number of steps of the pass.
     noise_multiplier: z, std / l2_clip_norm.
     interval: distance between neighbouring losses of the grid.
     cells: number of cells of the grid of likelihood ratios, a power of two; 0 chooses it.

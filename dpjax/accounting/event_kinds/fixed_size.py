@@ -23,7 +23,7 @@ from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.accounting.proved import ADD, REPLACE, Proved
 from dpjax.validate import UserError
 
-# Most records, so that their number fits 64 bits.
+# Largest number of records: it must fit 64 bits.
 _MOST_RECORDS = 2**63 - 1
 
 

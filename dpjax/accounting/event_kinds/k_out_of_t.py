@@ -100,7 +100,7 @@ def k_out_of_t_event(event: DpEvent, *, num_steps: int, num_selected: int) -> Dp
 
   Args:
     event: a Gaussian sum; its noise multiplier is std / l2_clip_norm.
-    num_steps: t, steps of a pass.
+    num_steps: t, number of steps of a pass.
     num_selected: k, from 1 to t; 1 returns `random_allocation_event`.
 
   Raises:
