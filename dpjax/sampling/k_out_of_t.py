@@ -40,7 +40,7 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   no output decides when the pass stops, and would not be a sum of the costs of steps.
 
   Args:
-    steps_per_pass: t, steps of a pass.
+    steps_per_pass: t, number of steps of a pass.
     selected: k, from 1 to t.
     capacity: padded batch size, as for PoissonSampler.
 
