@@ -58,7 +58,7 @@ class InverseBanded:
 
   Args:
     coefficients: first column of C^{-1}. The first is 1, the others are in [-1, 0], and their sum
-      is not negative. Rounded to float32, in which the noise is computed.
+      is not negative. They are rounded to float32, in which the noise is computed.
     redraw: whether white noise of earlier steps is drawn again. True takes no memory, and one draw
       for each coefficient in every step. False keeps a copy of the parameters for each coefficient
       but the first. None keeps copies if they take 64 MB or less.
