@@ -55,7 +55,7 @@ class Rows:
   Args:
     source: source of all rows, before they are decoded.
     features: shape of one row, decoded.
-    dtype: float32, or int32 for tokens, as of a `Dataset`.
+    dtype: float32, or int32 for tokens, as in a `Dataset`.
     decode: raw rows [k, ...] -> [k, *features], each by itself, so that a result does not depend
       on the other rows. It raises UserError for invalid rows.
     places: which rows of the source these are, in this order; None: all.

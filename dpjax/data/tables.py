@@ -406,7 +406,7 @@ class _Cells:
       numbers = self.numbers(name, kind)
       bounds = kind.bounds
       clipped[name] += int(np.sum((numbers < bounds.lower) | (numbers > bounds.upper)))
-      # By way of [-1, 1]: there the difference of two large bounds does not overflow.
+      # Scaled to [-1, 1] first: `Interval` subtracts half bounds, whose difference cannot overflow.
       columns.append((bounds.scaled(numbers)[:, None] + 1) / 2)
     return np.concatenate(columns, axis=1, dtype=np.float32)
 

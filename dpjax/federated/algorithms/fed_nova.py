@@ -70,7 +70,7 @@ def fed_nova(
   **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """FedAvg with differences divided by local steps. Clients with more steps then do not
-  pull the optimum towards their own (FedNova, Wang et al. 2020).
+  pull the optimum towards their own optima (FedNova, Wang et al. 2020).
 
   Args:
     steps: number of local steps -> ||a||_1; None for plain SGD, `momentum_steps(m)` for
