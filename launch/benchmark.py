@@ -26,11 +26,11 @@
   python -m launch.benchmark --suite=draws --workloads=leaf_10m --methods=fused,release
   python -m launch.benchmark --suite=serve --minutes=30 --folder=made --out=runs/serve_load
 
-For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
-fast route (ghost), auto, auto over 16 microbatches and in a scan that is written by hand
-(plain_loop), and where they are installed (pip install -e '.[bench]')
-jax_privacy.clipped_grad, PyTorch's ordinary gradient of a twin (torch), and Opacus's clipped
-one by hooks (opacus) and by ghost norms (opacus_ghost). Prints the median time, compile time
+--suite=gradients times each workload in one process, all methods in turns: the ordinary gradient,
+the vmap route, the fast route (ghost), auto, and auto over 16 microbatches and in a scan that is
+written by hand (plain_loop). Where they are installed (pip install -e '.[bench]') it adds
+jax_privacy.clipped_grad, PyTorch's ordinary gradient of a twin (torch), and Opacus's clipped one
+by hooks (opacus) and by ghost norms (opacus_ghost). Prints the median time, compile time
 and memory of each with their ratio to OUR ordinary gradient. A method is skipped, and says so,
 if it cannot do a workload, or if twice its per-example gradients exceed 8 GB (on an accelerator:
 .9 of its memory). Writes gradients.csv and gradients.png to --out after each workload; entries
@@ -40,8 +40,8 @@ sizes of a batch. On an accelerator compiling takes most of the time: --compile_
 first, in eight processes.
 
 --suite=federated measures one round of FedAvg (40 clients x 3 local steps) against a Python
-loop of jitted local steps, then the time of a round of the last of --methods (threads, where
-none are given) over the number of clients (--clients); it writes federated.csv and
+loop of jitted local steps. Then it times a round over the number of clients (--clients), by the
+last of --methods (default: threads). It writes federated.csv and
 federated.png. "loop" is one thread, "threads" what launch.federate does on a CPU, "pmap" and
 "shard_map" run over all devices (--cpu_devices=8 makes 8 of one CPU: for the correctness of the
 programme, not for its speed), "fedjax" is FedJAX where it is installed. --data_mb also times
@@ -61,8 +61,8 @@ sends and holds; it writes devices.csv. Devices made of one CPU (--cpu_devices) 
 --processes, from start to end; it writes sweeps.csv.
 
 --suite=noise measures no time, but the error of a sum over 100 clients that each add a share of
-Skellam noise, by bits and epsilon, against Gaussian noise of a server at equal epsilon; it writes
-distributed_noise.csv, .md and .png.
+Skellam noise, by bits and epsilon. Beside it stands Gaussian noise of a server at equal epsilon.
+It writes distributed_noise.csv, .md and .png.
 
 --suite=population measures SCAFFOLD over populations (--clients) with 1e5 parameters, their states
 in memory and on disk (--methods), for --rounds rounds of 10 clients: time, checkpoints, and memory
@@ -81,8 +81,8 @@ text; --records of each; 1e6 images take .8 GB as arrays). It times steps on the
 memory and read from files as they are drawn, and measures the peak memory of a run in a fresh
 process. The larger set must fit into memory. It writes data.csv.
 
---suite=allocator times steps on wide features and of a small CNN in processes that give freed
-memory back to the system, and that keep it (`dpjax.parallel.allocator`), in turns; it writes
+--suite=allocator times steps on wide features and of a small CNN, in turns, in processes that give
+freed memory back to the system and in others that keep it (`dpjax.parallel.allocator`). It writes
 allocator.csv.
 
 --suite=compiled compiles the gradients' workloads, at the batch sizes of accelerators, for

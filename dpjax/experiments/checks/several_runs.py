@@ -97,8 +97,8 @@ class Together(NamedTuple):
 def together(runs: Sequence[FinishedRun], *, delta: float | None = None) -> Together:
   """Returns the guarantee of everything that several runs released.
 
-  Guarantee: a record that is in the data of each of them has (epsilon, delta) for all releases
-  together, if no run's config was decided by what another one released, and no two runs share
+  Guarantee: all releases together are (epsilon, delta)-private for a record in the data of each
+  run. It holds if no run's config was decided by what another one released, and no two runs share
   noise. The runs may overlap in time: privacy losses of fixed mechanisms compose concurrently
   (Vadhan and Zhang 2023, arXiv:2207.08335). Where a release did decide a later config, quote
   `sum_epsilon`: basic composition holds for epsilons that are chosen on the way (Rogers et al.

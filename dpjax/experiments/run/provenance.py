@@ -75,8 +75,8 @@ def process_memory(field: str, *, forget_peak: bool = False) -> int | None:
 def git_commit(package: pathlib.Path) -> str | None:
   """Returns the commit of the repository whose top folder holds the package; None without one.
 
-  A package installed into some other project's tree must not borrow that project's
-  commit, so the package has to lie at the top of the repository and be tracked there.
+  A package installed into some other project's tree must not borrow that project's commit. So the
+  package has to lie at the top of the repository, and be tracked there.
   A commit with uncommitted changes to tracked files carries "-dirty".
   """
   top = _git(package, "rev-parse", "--show-toplevel")

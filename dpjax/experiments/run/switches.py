@@ -4,11 +4,11 @@ A switch is a field that decides which other fields are read, such as `privacy.m
 command line, or a row of a table, sets a switch, the run may no longer read some fields of the
 config. `settled` resets these. So one flag makes the non-private twin of a private run.
 
-A field that a run reads is never reset. A field is reset only where the tables of `unused` say
-that the changed config does not read it, and they must still say so after the reset. So every
-epsilon follows from the fields in config.json, and no default takes effect by itself. Still
-refused are: an unread field that was set together with the switch, a config that contradicts
-itself without a switch, and a combination that nobody has proved.
+A field that a run reads is never reset. The tables of `unused` must say that the changed config
+does not read it, before the reset and after it. So every epsilon follows from the fields in
+config.json, and no default takes effect by itself. Still refused are: an unread field that was set
+together with the switch, a config that contradicts itself without a switch, and a combination that
+nobody has proved.
 
 In a config of several runs, a field is dropped where none of its runs reads it any more. Fields
 set by its rows, variants or curves are never dropped: they say what is compared. Where a switch

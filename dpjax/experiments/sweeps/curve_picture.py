@@ -29,8 +29,8 @@ _USUAL = "add or remove"
 # Width and height in inches of one of many panels, and of one of few.
 _PANEL = (1.6, 1.7)
 _WHOLE = (3.0, 2.5)
-# Errors are drawn, on a logarithmic axis, where the best accuracy is at least the first number, and
-# the largest error is at least the second number times the smallest.
+# Error rates are drawn, on a logarithmic axis, in place of accuracies: if the best accuracy is at
+# least _CROWDED, and the largest error at least _RANGE times the smallest.
 _CROWDED = 0.9
 _RANGE = 2.0
 # Where x spans this factor, its axis is logarithmic.
