@@ -91,10 +91,10 @@ class OutputNoise:
   Args:
     num_rows: n, the rows of all owners together; public.
     num_features: d, without the constant.
-    l2_penalty: l, of weights and bias. It is rounded to the grid; `penalty` is what runs.
+    l2_penalty: l, the penalty of weights and bias. It is rounded to the grid; `penalty` is what runs.
     num_steps: K, full-batch gradient steps from weights of 0.
     noise_multiplier: standard deviation of ONE party's noise / `l2_sensitivity`.
-    feature_norm: C, to which each owner clips its rows by `rows`.
+    feature_norm: C, the norm to which each owner clips its rows by `rows`.
     num_outputs: k label columns, one for two classes, else one for each class.
     learning_rate: a; a / n must be a power of two. None: the largest that contracts by 1 - a l.
     frac_bits: f, the fraction bits of the fixed point; the party must have the same.

@@ -75,8 +75,8 @@ class Committee(SumSettings):
   no more (honest-but-curious). `colluding` + `packed` members must stay until the end.
 
   `Cost.expansions` counts the uniform vectors drawn, `Cost.operations` the key agreements.
-  `Cost.client_bytes` is that of a member. Another client only sends its shares and receives the
-  keys.
+  `Cost.client_bytes` is as a rule that of a member. Another client only sends its shares and
+  receives the keys.
 
   Args:
     num_members: members of the committee, drawn from the clients of each sum.
