@@ -116,7 +116,7 @@ def clip_factors(
 
   Args:
     group_norms: tree of [B] norms, one per clip norm.
-    clip: its norms are a tree of the same structure.
+    clip: a `Clip`, whose norms are a tree of the same structure.
     mask: [B] bool; False means padding.
     longest: upper bound on each norm, if underflow may have reduced the computed one. The
       factors are for these bounds. None: the norms are exact.
@@ -146,7 +146,7 @@ def is_certain(lengths: Any, clip: Clip) -> jax.Array:
 
   Args:
     lengths: tree of `lengths.Length` [B], one per clip norm.
-    clip: its norms are a tree of the same structure.
+    clip: a `Clip`, whose norms are a tree of the same structure.
   """
 
   def certain(bound, length):
@@ -162,7 +162,7 @@ def _exact_above(bound: float, rule: ClipRule) -> float:
   """Returns the length above which a norm must be exact, since its error may show in the factor."""
   usual = bound or 1.0
   visible = rule.visible(bound)
-  # Never above the flat clip's value, since the flat clip's factors bound those of every rule.
+  # Never above the length for the flat clip, whose factors bound those of every rule.
   return (visible if 0 <= visible <= usual else usual) * _NEGLIGIBLE
 
 

@@ -1,7 +1,7 @@
 """A batch over several devices: each clips its own examples, and their sums are added once.
 
-A mesh has an axis `data`, over which the rows of a batch are split, and may have an axis
-`model`, over which parameters and all that has their shape are split.
+A mesh has an axis `data`, over which the rows of a batch are split. It may have an axis `model`,
+over which parameters, and all that has their shape, are split.
 
 | what                               | over `data`             | over `model`               |
 | ---------------------------------- | ----------------------- | -------------------------- |

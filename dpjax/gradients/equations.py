@@ -179,8 +179,8 @@ def evaluated(
 
   Args:
     jaxpr: an open jaxpr.
-    consts: its constants.
-    values: its arguments.
+    consts: constants of the jaxpr.
+    values: arguments of the jaxpr.
     step: (equation, values of its operands) -> its results.
 
   >>> closed = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(0.0)
@@ -261,7 +261,7 @@ def _wide_chain(
 
 
 class ScanParts(NamedTuple):
-  """Where the groups of a scan's operands begin: constants, carry, then scanned inputs."""
+  """Positions at which the parts of a scan's operands begin: constants, carry, scanned inputs."""
 
   first_carry: int
   first_xs: int

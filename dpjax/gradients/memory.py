@@ -1,7 +1,7 @@
 """Memory of a clipped sum, as a documented model, and the microbatch that fits.
 
-Bytes for one example; the parameters, the batch and the sum itself come on top (with microbatches
-the sum counts twice, as its roundings are kept beside it):
+The table has the bytes for one example. The parameters, the batch and the sum itself come on top.
+With microbatches the sum counts twice, as its roundings are kept beside it.
 
 | route  | bytes                                          |
 | ------ | ---------------------------------------------- |

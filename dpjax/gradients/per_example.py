@@ -1,6 +1,6 @@
 """Per-example gradients by vmap, and the clipped sum built on them or on the fast route.
 
-The vmap route is the readable one and the oracle of the fast one (`ghost`): it stacks a
+The vmap route is the readable one and the oracle of the fast one (`ghost`). It stacks a
 gradient per example, so its memory grows with batch x parameters (see `microbatch_size`).
 """
 
@@ -305,9 +305,9 @@ def clipped_grad(
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.
-    l2_clip_norm: bound C in [1e-25, 1e30] on each example's gradient norm (inf: no clipping);
-      or a tree of bounds that is a prefix of the parameters, one per group of parameters
-      (see `allocate_clip_norms`); or a `Clip`, which also names the rule. Its schedule is for
+    l2_clip_norm: bound C in [1e-25, 1e30] on each example's gradient norm (inf: no clipping).
+      Or a tree of bounds that is a prefix of the parameters, one per group of parameters
+      (see `allocate_clip_norms`). Or a `Clip`, which also names the rule. Its schedule is for
       the transform, and is ignored here.
     method: "vmap" stacks a gradient per example; "ghost" forms one only for parameters without
       a cheaper rule (see `dpjax.gradients.ghost.route`, and `explain` for its choices); "auto" is

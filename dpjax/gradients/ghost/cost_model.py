@@ -29,11 +29,11 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
   recorded, which can be freed for it, and 1.5-1.9 ns beyond that: those pages are new.
   A matrix that an index chooses (a mixture of experts) is data where it meets the example.
   Its cotangent is an outer product that XLA fuses into the scatter-add of an ordinary or
-  a stacked gradient; recorded, it is written, read for the norm, scaled and scattered. With
-  the experts as one leaf of 2 to 64 matrices of 2048 to 16384 elements, 1 to 16 of them
-  chosen by an example, that took 1.1-6 times as long as stacking where the leaf was up to
-  3 times as large as what was chosen, and 0.3-1 times where it was larger; so up
-  to there the backward pass leaves the leaf's gradient per example itself (`stacks`).
+  a stacked gradient. If it is recorded, it is written, read for the norm, scaled and scattered.
+  The experts were one leaf of 2 to 64 matrices of 2048 to 16384 elements, 1 to 16 of them
+  chosen by an example. Recording took 1.1-6 times as long as stacking where the leaf was up to
+  3 times as large as what was chosen, and 0.3-1 times where it was larger. So up to that ratio
+  the backward pass leaves the leaf's gradient per example itself (`stacks`).
 - gpu (H100, jax 0.11.2, results/h100/parts.csv). A copy moved 2.9 TB/s. Batched
   products of patches in TF32 ran at 90 to 190 Tflop/s, gram products in three parts of TF32 at 36
   to 50 in a GPT and in networks of convolutions (9 to 33 alone, for 64 to 128 rows of 192 to 288

@@ -2,8 +2,8 @@
 
 Every value of the program is PARAM (a function of the parameters alone), DATA (depends on
 the example) or CONST (neither, or not differentiable). A *site* is an equation in which
-PARAM meets DATA. Calls that see a parameter are entered, also `scan` bodies and `remat`;
-everything else is evaluated as it stands, so that custom derivatives stay intact; an
+PARAM meets DATA. Calls that see a parameter are entered, also `scan` bodies and `remat`.
+Everything else is evaluated as it stands, so that custom derivatives stay intact. An
 equation that cannot be entered (cond, while, custom_vjp ...) is a site as a whole. Where a
 PARAM value must become DATA (the start of a scan's carry, say) an identity site lifts it.
 

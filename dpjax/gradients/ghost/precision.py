@@ -11,9 +11,10 @@ as it is computed.
 | gpu      | TF32: 11 bits of each operand    | 2^-9                         |
 | tpu      | three passes of bfloat16         | 2^-13                        |
 
-The addition is that share of sum_t |a_t| |g_t|, over the T rows of an example: .2 % of its norm for
-one row, at most sqrt(T) as much where rows are at right angles. Rows of a table are added exactly:
-their norm stays as it is. `jax.default_matmul_precision` of "highest" takes float32 everywhere.
+The growth times sum_t |a_t| |g_t|, over the T rows of an example, is added to its norm. On a GPU
+that is .2 % of the norm for one row, and at most sqrt(T) as much where rows are at right angles.
+Rows of a table are added exactly: their norm stays as it is. `jax.default_matmul_precision` of
+"highest" takes float32 everywhere.
 """
 
 from __future__ import annotations

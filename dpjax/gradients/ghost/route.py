@@ -1,10 +1,11 @@
 """Clipped per-example gradients without per-example gradients.
 
-One forward and one backward pass over the batch leave each site's operand a and cotangent
-g (`tapped`); the norm of each example's gradient is taken from them unit by unit
-(`units`, `row_forms`, `cost_model`), and the clipped sum is the ordinary transpose of each
-site with c_i g_i in place of g_i, as in "Differentially Private Optimization on Large
-Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced function.
+One forward and one backward pass over the batch leave each site's operand a and cotangent g
+(`tapped`). The norm of each example's gradient is taken from them, unit by unit (`units`,
+`row_forms`, `cost_model`). The clipped sum is the ordinary transpose of each site with c_i g_i in
+place of g_i, where c_i is the clip factor of example i. Source: "Differentially Private
+Optimization on Large Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced
+function.
 
 | case                                          | what happens                              |
 | --------------------------------------------- | ----------------------------------------- |

@@ -2,10 +2,10 @@
 
 These are dense layers, convolutions and embeddings. `jaxpr_sites` defines sites.
 
-For one example such a site's gradient, seen as N independent matrices [K, P], is
-left^T right with left [N, T, K] from the operand and right [N, T, P] from the cotangent:
-T rows per example (tokens, output positions, steps of a scan), K and P the two sides of
-the parameter. An embedding's left side is one-hot and kept as integers [N, T].
+For one example such a site's gradient is N independent matrices [K, P]. They are left^T right:
+left [N, T, K] follows from the operand, and right [N, T, P] from the cotangent. T is the number of
+rows per example (tokens, output positions, steps of a scan). K and P are the two sides of the
+parameter. An embedding's left side is one-hot and kept as integers [N, T].
 """
 
 from __future__ import annotations
@@ -619,8 +619,8 @@ def gram_length(
 ) -> RowLengths:
   """Returns |sum of left^T right| through the T x T products of rows (ghost norm).
 
-  The most that rounding may change is added to the norm: where rows cancel, the sum of pairs could
-  otherwise be below the square of the gradient that is clipped by it. The most that underflow may
+  The most that rounding may change is added to the norm. Otherwise, where rows cancel, the sum of
+  pairs could be below the square of the gradient that is clipped by it. The most that underflow may
   take from the products of either side, and from the pairs, is added too.
 
   An inner product of K numbers, in whichever order a backend adds them, is off by at most

@@ -84,8 +84,8 @@ def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> 
 def _settle(x: jax.Array) -> jax.Array:
   """Rounds half precision once, for all later uses.
 
-  XLA may keep more digits in one use of a value than in another; a norm and the sum that
-  it bounds would then belong to different gradients.
+  XLA may keep more digits in one use of a value than in another. Then a norm and the sum that it
+  bounds would belong to different gradients.
   """
   half = equations.is_float(x) and jnp.finfo(x.dtype).bits < 32
   return lax.optimization_barrier(x) if half else x
