@@ -91,7 +91,7 @@ class OutputNoise:
   Args:
     num_rows: n, the rows of all owners together; public.
     num_features: d, without the constant.
-    l2_penalty: l, the penalty of weights and bias. It is rounded to the grid; `penalty` is what runs.
+    l2_penalty: l, for weights and bias. It is rounded to the grid; `penalty` is what runs.
     num_steps: K, full-batch gradient steps from weights of 0.
     noise_multiplier: standard deviation of ONE party's noise / `l2_sensitivity`.
     feature_norm: C, the norm to which each owner clips its rows by `rows`.
