@@ -31,8 +31,8 @@ scales reveals the sums, too. Names hold no folder, so two machines with the sam
 Which files a run reaches is a function of the run, not of the process. `sys.modules` also holds
 what a test, a notebook or a plugin imported by chance. So the search starts at the modules that
 the config names. It follows (1) every import statement in their sources, also within functions,
-and every module or file that a constant names in a call that imports; (2) the parts of their
-functions, classes and values: closures, defaults, decorated functions, partial arguments. A module
+and every module or file that a string constant in them may name; (2) the parts of their functions,
+classes and values: closures, defaults, decorated functions, partial arguments. A module
 that is not yet imported is found as an import would find it. Its source is read without running it.
 
 A source is read once, when its module is first seen. If the file is edited later, a long process

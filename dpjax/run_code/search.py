@@ -23,9 +23,9 @@ def of(roots: Iterable[Any] = ()) -> Code:
   """Returns the code of a run that begins at `roots`.
 
   Args:
-    roots: names of modules that can be imported, import paths (`package.module:name`) that may
-      have read a data set (`loaded.reading`), and functions, classes or values whose code
-      takes part. Those of dpjax and of installed packages add nothing but a version.
+    roots: names of modules that can be imported; import paths (`package.module:name`) of functions
+      that may have read a data set (`loaded.reading`); functions, classes or values whose code
+      takes part. Roots of dpjax and of installed packages add nothing but a version.
 
   Raises:
     UserError: a file was edited after it was imported.

@@ -8,8 +8,8 @@ published so that `compare` can say where it is
   loose     it is more than a tenth above: true, but noise was wasted
   right     neither
 
-The truth is PLD, which is within one percent of exact for these mechanisms (a test bounds it
-from below), or RDP where PLD has no analysis. Documents, by their numbers in this project:
+The truth is PLD. It is within one percent of exact for these mechanisms (a test bounds it from
+below). Where PLD has no analysis, RDP stands for it. Documents, by their numbers in this project:
 
   000  "Privacy of convolutional networks' data": DP-SGD, Gaussian mechanism
   002  "Federated learning meets differential privacy": noise, sampling, code

@@ -1,5 +1,5 @@
-"""Checks that noise is Gaussian, as large as accounted at every step, and independent of other
-steps however far, other leaves, coordinates and keys.
+"""Checks that noise is Gaussian, and as large as accounted at every step. It must be independent of
+the noise of all other steps, leaves, coordinates and keys.
 
 Every statistic is a z-score (or a p-value turned into one) with fixed seeds. A sound run reaches 6
 with a chance of 2e-9 for each tested number.

@@ -136,8 +136,12 @@ def every(count: int, step: int, num_steps: int) -> int | None:
 
 
 def single(phase: Phase) -> Schedule:
-  """Returns the schedule of a run with one phase. Raises UserError, before the run's folder is
-  claimed, where the phase would exceed its budget or lacks a required part of its result."""
+  """Returns the schedule of a run with one phase.
+
+  Raises:
+    UserError: the phase would exceed its budget, or lacks a required part of its result. The run's
+      folder is not claimed yet.
+  """
   checked_phase(phase)
   planned = phase.planned()
   missing = [name for name in _PLANNED if name not in planned]

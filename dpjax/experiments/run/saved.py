@@ -1,9 +1,10 @@
 """Parameters in a `params.npz` of an earlier run: reading them, and starting from them.
 
 The guarantee of a run that starts from them covers only records that did not influence them. So
-their origin must be known. The result.json beside a params.npz, bound to it by a digest, names the
-data that it was trained on, and those of its own first parameters. If the run's own data are found
-among them, by name, file or digest, the file is refused. The privacy statement names the others.
+their origin must be known. The result.json beside a params.npz is bound to it by a digest. It names
+the data of that training, and of the parameters that the training itself began from. If the run's
+own data are found among them, by name, file or digest, the file is refused. The privacy statement
+names the others.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def resettled(
 ) -> list[tuple[Any, list[str]]]:
   """Removes unread fields from each (run, fields that it sets over the base).
 
-  A value of the base stays, to be refused, where neither the base nor any run reads it, or where
+  A value of the base stays, so that it is refused, if neither the base nor any run reads it, or if
   the run sets it itself. Beside each run are the names of the fields that it drops.
   """
   tables = [unread(config) for config in (base, *(config for config, _ in runs))]

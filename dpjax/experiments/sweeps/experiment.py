@@ -1,8 +1,8 @@
 """Experiments of `dpjax.relevance`: every curve at every epsilon with every seed, as a grid.
 
-Runs that share data and net share model 1 of the paper and its relevance, whose seconds count for
-the first of them. A run's folder remembers its data, so that runs on other data are not mixed
-with it.
+Runs that share data and net share model 1 of the paper and its relevance. The seconds of these
+count for the first such run. A run's folder holds a digest of its data, so that runs on other data
+are not mixed with it.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ class SweepConfig:
   beside the curve; at an epsilon of 0 it is a model that saw no private data, a horizontal line.
 
   A variant is a name and the fields that it sets together, such as a method with the
-  learning rate that suits it; the whole grid is run for each. series="variant" draws one
-  line for each; what follows " @ " in a name only tells variants of one line apart, such as an
-  epsilon and the settings that suit it.
+  learning rate that suits it. The whole grid is run for each variant. series="variant" draws one
+  line for each. Variants whose names are equal up to " @ " share a line: the part after it may name
+  an epsilon, for settings that suit it.
 
   A `privacy.epsilon` of inf, in the grid or of a variant, is the same run with clipping and
   without noise. It has no guarantee, and is drawn as a horizontal line.

@@ -70,9 +70,9 @@ def run_selection(
     `epsilon_of_one_run` and `epsilon`, which is accounted for the choice.
 
   Raises:
-    UserError: settings that do not cost the same event, a score that is not on test data, a
-      run without a proof, an RDP analysis that does not exist for the sampler, or another
-      process at work in the folder.
+    UserError: settings that do not cost the same event; a score that is not on test data; a run
+      without a finite epsilon, or a sampler without an RDP analysis; another process at work in
+      the folder.
   """
   validate.folder(workdir=workdir)
   workdir = pathlib.Path(workdir)
