@@ -52,7 +52,7 @@ def encoded(bert: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Applies the layers of BERT inside the `__call__` of a module.
 
   Args:
-    bert: that module, with the sizes of `Bert`; the layers become part of it.
+    bert: the module, with the sizes of `Bert`; the layers become part of it.
     tokens: [B, T].
 
   Returns:

@@ -68,8 +68,9 @@ class PatchNetwork(NamedTuple):
 
 
 def patch_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-  """Returns the shape of the features of images of `shape` [n, H, W, C], for a network of WORDS
-  words that was learnt from more than DIRECTIONS images.
+  """Returns the shape of the features of images of `shape` [n, H, W, C].
+
+  The network has WORDS words, and was learnt from more than DIRECTIONS images.
 
   Raises:
     UserError: no images, or images that are too small or too large.

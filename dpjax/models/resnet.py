@@ -32,8 +32,8 @@ class ResNet(nn.Module):
 
   The default is ResNet-18; ResNet-50 has depths=(3, 4, 6, 3) and bottleneck=True. Use it with
   `load_resnet`: random weights would need norms to keep activations in scale. The model resizes
-  each image to `image_size` (0: leaves it as it is). It expects pixels in [0, 1], from which it
-  subtracts (.485, .456, .406) and which it divides by (.229, .224, .225), as torchvision does.
+  each image to `image_size` (0: leaves it as it is). It expects pixels in [0, 1]. From the colours
+  it subtracts (.485, .456, .406), and divides by (.229, .224, .225), as torchvision does.
 
   >>> model = ResNet(num_classes=3, depths=(1, 1), features=4, image_size=0)
   >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)))

@@ -7,10 +7,10 @@ features. The filters, padding and subsampling are those of Kymatio 0.3 (Andreux
 2020), which Tramèr and Boneh (2021) trained on.
 
 Every wavelet layer is linear before its modulus, so it is computed exactly as three dense
-products instead of FFTs: a real DFT along the columns, for each column frequency one
-small matrix that holds padding, row convolution and subsampling for all angles, and the
-inverse DFT at the sampled columns only. Images are the last axis throughout, so that no
-intermediate is ever transposed.
+products instead of FFTs. The first is a real DFT along the columns. The second has one small
+matrix for each column frequency, which holds padding, row convolution and subsampling for all
+angles. The third is the inverse DFT at the sampled columns only. Images are the last axis
+throughout, so that no large intermediate is transposed.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _bank(hats, entry_rows, entry_cols, stride: int) -> _Bank:
 
 
 def _lowpass_matrix(size: int, J: int, res: int) -> np.ndarray:
-  """phi_J along one axis on the grid of resolution `res`, subsampled and cropped."""
+  """Returns phi_J along one axis on the grid of resolution `res`, subsampled and cropped."""
   sigma = 0.8 * 2 ** (J - 1)
   u = np.arange(-2 * size, 3 * size)
   phi = np.exp(-(u**2) / (2 * sigma**2)).reshape(5, size).sum(0)
@@ -288,7 +288,7 @@ def _check(images: Any, J: int, L: int) -> tuple[int, int]:
 def scattering(images: HostArray, *, J: int = 2, L: int = 8) -> jax.Array:
   """Scattering features of images: [B, H, W, C] -> [B, H // 2**J, W // 2**J, P * C].
 
-  P = `num_channels(J, L)`, 81 by default. Channel c * P + p is path p of colour c; the
+  P = `num_channels(J, L)`, 81 by default. Channel c * P + p is path p of colour c. The
   paths are the low-pass, then |x * psi| by (scale, angle), then the second order by (scale,
   angle, second scale, second angle). Reflect padding. Computed in float32 or wider; may be
   jitted and differentiated. Intermediates take about 1 MB an image (28x28): see

@@ -78,7 +78,7 @@ def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
   """Returns whether the model needs a key in training (dropout).
 
   Args:
-    model: as `modes` returns it.
+    model: the model, as `modes` returns it.
     first: [1, ...]; only its shape is used.
     path: name of the model, for messages.
 
