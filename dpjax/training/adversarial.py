@@ -40,7 +40,11 @@ class AdversarialState(NamedTuple):
 
 
 class Adversarial(NamedTuple):
-  """`init(critic, generator) -> AdversarialState` and `step(state, batch)`."""
+  """The two functions of `adversarial`.
+
+  `init(critic, generator)` makes the state. `step(state, batch)` updates the critic and, when it is
+  its turn, the generator.
+  """
 
   init: Callable[[Params, Params], AdversarialState]
   step: Callable[[AdversarialState, Batch], tuple[AdversarialState, StepInfo]]

@@ -54,7 +54,7 @@ def alignment(u: Array, v: Array, mask: Array) -> Array:
 
 
 def uniformity(u: Array, mask: Array) -> Array:
-  """log of the mean over pairs i != j of exp(-2 |u_i - u_j|^2): u [B, D], of unit length.
+  """Log of the mean over pairs i != j of exp(-2 |u_i - u_j|^2): u [B, D], of unit length.
 
   It is 0 if all points coincide, and least if they are uniform on the sphere. With fewer than two
   points it is 0.
@@ -75,7 +75,7 @@ def uniformity(u: Array, mask: Array) -> Array:
 
 
 def alignment_and_uniformity(u: Array, v: Array, mask: Array) -> Array:
-  """alignment(u, v) + (uniformity(u) + uniformity(v)) / 2, for views on the unit sphere.
+  """Returns alignment(u, v) + (uniformity(u) + uniformity(v)) / 2, for views on the unit sphere.
 
   >>> ends = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
   >>> print(alignment_and_uniformity(ends, ends, jnp.array([True, True])))
@@ -101,7 +101,7 @@ def two_views(augment_fn: AugmentFn, keys: Array, x: Array) -> tuple[Array, Arra
 def contrastive_loss(
   apply: Apply, augment_fn: AugmentFn, params: Params, batch: Batch, keys: Array
 ) -> Array:
-  """`alignment_and_uniformity` of the embeddings apply(params, x) [B, D] of two views of x.
+  """Returns `alignment_and_uniformity` of the embeddings apply(params, x) [B, D] of two views.
 
   Args:
     batch: images `batch.examples.x` [B, H, W, C]; labels are not read.

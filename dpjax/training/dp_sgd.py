@@ -129,8 +129,8 @@ def dp_sgd(
     plan: clip norm, noise and divisor; also yields the batches.
     tx: optimizer; it costs no privacy, as it gets only the privatised gradient. It gets no extra
       argument such as the mask, whose sum is a secret.
-    noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`, or a seed that no other
-      run has. Two runs with one key have the same noise, so the difference of their releases
+    noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`, or the key of a seed that no
+      other run has. Two runs with one key have the same noise, so the difference of their releases
       is exact.
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout), or `example["key"]` of a dict; None adds no key. It is
@@ -140,8 +140,8 @@ def dp_sgd(
       no average. Refused with a schedule-free optimizer of Optax, whose own average `eval_params`
       returns.
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
-    mesh: devices of an axis "data", which share the examples of a batch, and of an axis
-      "model", where there is one, over which parameters, optimizer state and noise are split
+    mesh: devices. Those along the axis "data" share the examples of a batch. Over an axis "model",
+      if there is one, parameters, optimizer state and noise are split
       (`dpjax.gradients.device_mesh`). With several processes it must span all of them, and all
       pass the same arguments and batches. Noise, batches and event are as on one device.
 

@@ -259,7 +259,7 @@ def spread_labels(
 
   Args:
     labels: [n], labels of the pool; below 0 for an example without one.
-    reach: in (0, 1): weight of the neighbours in each turn.
+    reach: weight of the neighbours in each turn, in (0, 1).
     num_turns: number of turns of the iteration.
   """
   labels = np.asarray(labels)

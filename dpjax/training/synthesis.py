@@ -1,8 +1,8 @@
 """Synthetic images from one noisy embedding: features, a generator, and its training.
 
 DP-MERF (Harder, Adamczewski and Park 2021, arXiv:2002.11603) sums unit-norm features of all
-records, class by class, adds Gaussian noise once, and trains a generator until the mean features of
-its images are those of the release. The features here are public functions of one record alone:
+records, class by class, and adds Gaussian noise once. It trains a generator until the mean features
+of its images are those of the release. The features here are public functions of one record alone:
 
 | part       | features of an image x                               | kernel                       |
 | ---------- | ---------------------------------------------------- | ---------------------------- |
