@@ -32,11 +32,12 @@ def clip_and_correlated_noise(
   noise_shape: NoiseShape,
   num_steps: int,
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns `clip_and_noise` with noise C^{-1} z in place of z; with an Optax optimizer after it,
-  that is DP-FTRL (Kairouz et al. 2021; the matrix mechanism of Denisov et al. 2022).
+  """Returns `clip_and_noise` with noise C^{-1} z in place of z.
 
-  `init` needs the parameters: the state holds as many copies of them as the correlation has
-  `buffers`, or none if it draws earlier noise again (`noise.correlated.InverseBanded`).
+  With an Optax optimizer after it, that is DP-FTRL (Kairouz et al. 2021; the matrix mechanism of
+  Denisov et al. 2022). `init` needs the parameters, since the state holds copies of them: as many
+  as the correlation has `buffers`, or none if it draws earlier noise again
+  (`noise.correlated.InverseBanded`).
 
   Args:
     l2_clip_norm, noise_multiplier, normalize_by, key: as for `clip_and_noise`. The white noise z on
