@@ -12,8 +12,8 @@ the neighbours' outputs are, given o,
 
 With the chance 1 - q, q = 1 - (1 - 1 / n)^b, I is empty and both are N(0). Write P_1 and Q_1 for
 the rest. For a set I of m places, u_I and v_I have norm 2 m at most, and so has their difference,
-m (x - y). By advanced joint convexity (Balle, Barthe and Gaboardi 2018, arXiv:1807.01647, theorem 2),
-the hockey-stick divergence at g = 1 + q (g' - 1) >= 1 satisfies, with B = g / g',
+m (x - y). By advanced joint convexity (Balle, Barthe and Gaboardi 2018, arXiv:1807.01647, theorem
+2), the hockey-stick divergence at g = 1 + q (g' - 1) >= 1 satisfies, with B = g / g',
 
   H_g(P, Q) <= (1 - B) q H_g'(P_1, N(0)) + B q H_g'(P_1, Q_1).
 
