@@ -67,8 +67,8 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # published formulas beside the truth: where they guarantee too much, where too little
   python -m launch.account --compare_documents --out=/tmp/documents
 
-noise_multiplier is std / l2_clip_norm under every neighbouring relation. What is solved for
-is rounded to the private side, and each epsilon is rounded up.
+noise_multiplier is std / l2_clip_norm under every neighbouring relation. The number that is
+solved for is rounded to the private side, and each epsilon is rounded up.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ With --target=tpu:v5e:2x4 or gpu:h100:8 the step is compiled for that machine, w
 there: whether it fits, its memory, what devices send, and the hours that it takes at least.
 --config.release=true takes every key from the operating system and logs nothing private.
 
-Several accelerators share every batch with --config.mesh=data:8; those of several machines, or
-of several processes of one, with the same command on all but for --process_id:
+Several accelerators share every batch with --config.mesh=data:8. On several machines, or in
+several processes of one, run the same command with another --process_id in each:
 
   python -m launch.train --config=configs/mnist_cnn.py --workdir=runs/many \\
     --config.mesh=data:16 --coordinator=10.0.0.1:9000 --num_processes=2 --process_id=0

@@ -166,7 +166,7 @@ class _Search:
       return
     real = os.path.realpath(load.file)
     self.files.add(real)
-    # By the file's name: another part of the process may have imported it under any name.
+    # Named after the file: another part of the process may have imported it under any name.
     self._digests.add((name, digest))
     if real.endswith(".py"):
       content = pathlib.Path(real).read_bytes()

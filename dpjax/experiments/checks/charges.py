@@ -405,7 +405,7 @@ def _other_integers(value: int, name: str) -> Iterator[int]:
   if name == "seed":  # the one field by which runs are repeated in number
     yield from (value + (1 << power) for power in (20, 24, 28, 31, 32, 40, 62))
     yield from range(value + 1, value + _SEEDS)
-    # If there are at most a few thousand possible keys, two of so many almost surely agree.
+    # If there are at most a few thousand possible keys, two of these seeds almost surely share one.
     drawn = np.random.default_rng(SEED).integers(0, 2**62, _SPREAD_SEEDS)
     yield from drawn.tolist()
 

@@ -226,7 +226,7 @@ def one_term(subject: Subject) -> Row:
 
 
 def sum_of_terms(subject: Subject) -> Row:
-  """Tests that the sum equals that of the examples' own gradients, each computed alone and
+  """Tests that the sum equals the sum of the examples' gradients, each computed alone and
   clipped."""
   batch = subject.batch()
   total = _total(subject)(subject.params, batch, np.ones(BATCH, bool))
@@ -353,7 +353,7 @@ def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
 
 
 def any_mask(subject: Subject) -> Row:
-  """Tests that the sum is that of its terms, for every mask and every length of gradients.
+  """Tests that the sum is the sum of its terms, for every mask and every length of gradients.
   No term may depend on the others' number, lengths or labels."""
   worst = 0.0
   where = ""
@@ -429,7 +429,7 @@ def padding(subject: Subject) -> Row:
 
 
 def whole_batch(subject: Subject) -> Row:
-  """Tests that the sum of a full batch is that of its parts of `BATCH` rows: large batches may use
+  """Tests that a full batch has the sum of its parts of `BATCH` rows, since large batches may use
   another algorithm. One gradient is far longer than the clip norm; padding is NaN or an example."""
   size = max(subject.plan.sampler.padded_batch_size, 2 * BATCH)
   rng = np.random.default_rng(SEED)

@@ -5,7 +5,7 @@ Each row of the table is one subject, and shows the game that came nearest to it
 significance of 0.1 % is divided among the subject's games and their claims, so all bounds of a
 row hold together at 99.9 %. A pass is evidence, not a proof.
 
-The ceiling of a bound is the bound that as many draws give for outputs that always differ. A claim
+The ceiling of a bound is the bound of an equal number of draws whose outputs always differ. A claim
 above its ceiling CANNOT be refuted, whatever is broken. So every game gets 10,000 draws, and up to
 25,000 where a claim needs them. Claims that need more draws need a larger `minutes`.
 """

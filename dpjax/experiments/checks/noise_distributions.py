@@ -30,7 +30,7 @@ _WINDOW = 2000
 # Relative difference of two float32 numbers that count as equal.
 _TOLERANCE = 1e-6
 # Spacing of the noise's values, in standard deviations, up to which they do not count as a
-# grid. Several times that of float32 numbers near 1.
+# grid. It is four times the spacing of float32 numbers near 1.
 _SPACING = 2.0**-21
 # Fewest values of a leaf that distinguish two steps by their sizes.
 _LEAST_MARKED = 3
@@ -321,7 +321,7 @@ def _gaussian_sizes(values: np.ndarray) -> np.ndarray:
 def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[float, str]]:
   rows = np.concatenate(mine.sampled, axis=1)
   others = np.concatenate(other.sampled, axis=1)
-  # Signs that are drawn anew hide a correlation, but not that of the absolute values.
+  # Signs that are drawn anew hide a correlation, but not the correlation of absolute values.
   sizes = _gaussian_sizes(rows / std)
   other_sizes = _gaussian_sizes(others / std)
   yield _alike(sizes, sizes, _below), "sizes in steps"

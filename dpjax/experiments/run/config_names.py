@@ -83,8 +83,8 @@ def digest_v2(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def without_places(fields: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a config's fields without those that locate its data: a run stays the same where its
-  data move.
+  """Returns a config's fields without those that locate its data: a run stays the same if its data
+  move.
 
   Args:
     fields: fields of a config, as `config.fields.to_dict` gives them.

@@ -106,7 +106,7 @@ def report(
     target: a machine that is not here: the run's step is compiled for it, and not timed.
 
   Raises:
-    UserError: whatever the run would be refused for before its first step, in the same line;
+    UserError: anything for which the run would be refused before its first step, in the same line;
       or several processes.
   """
   if jax.process_count() > 1:
@@ -172,7 +172,7 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   features=False)`.
 
   Raises:
-    UserError: whatever the run would be refused for before its first step.
+    UserError: anything for which the run would be refused before its first step.
   """
   phase, before = first_phase(kind, config, loaded)
   return Rehearsal(phase, timed(phase)[0], before)

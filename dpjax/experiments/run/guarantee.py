@@ -188,7 +188,7 @@ def of_plan(
   """Returns the guarantee of a plan that runs on that many records.
 
   Args:
-    ran: plan of the steps that really run. `plan` is then that of a larger deployment with
+    ran: plan of the steps that really run. `plan` is then the plan of a larger deployment with
       `deployed` records, and the guarantee is simulated. None: `plan` itself runs.
     unit: whose data are one record, such as "user"; "" for the unit of the plan.
     note: text before the plan's statement.

@@ -124,7 +124,7 @@ def begun(path: str | None, params: Params) -> Params:
   `head`, starts afresh where its shape differs (other classes).
 
   Raises:
-    UserError: no params.npz, or that of another model.
+    UserError: no params.npz, or one of another model.
   """
   if path is None:
     return params

@@ -137,7 +137,7 @@ def reported_in_one_line(what: str) -> Iterator[None]:
     what: name of what is written, such as "checkpoint=FOLDER".
 
   Raises:
-    Unwritable: with the reason's errno.
+    Unwritable: the file system refuses the write; its errno is the reason.
   """
   try:
     yield
@@ -166,7 +166,7 @@ def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Ite
     yield
   except Exception as error:
     code = refusal(error)
-    # A user's error about a file has its own line.
+    # A user's error about a file is one line already.
     if code is None or (isinstance(error, UserError) and not isinstance(error, Unwritable)):
       raise
     try:

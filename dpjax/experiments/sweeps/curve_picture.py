@@ -173,7 +173,7 @@ def _curves(
 def places(values: Sequence[float | None]) -> dict[float | None, float]:
   """Returns where each value of x is drawn, if one of them is infinite: side by side, in order.
 
-  Otherwise nothing: each has its own place on an axis.
+  Otherwise {}: each value has its own place on an axis.
 
   >>> places([0.1, math.inf, 0.5]), places([0.1, 0.5])
   ({0.1: 0.0, 0.5: 1.0, inf: 2.0}, {})

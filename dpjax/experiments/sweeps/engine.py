@@ -215,8 +215,8 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     `grid.only`, only points of that part (`part`); sweep.json also keeps failed runs of the rest.
 
   Raises:
-    UserError: `grid.only` fits no point; another process is at work in the folder, or it is that of
-      a single run. A UserError of one run is recorded in its row, and the others go on.
+    UserError: `grid.only` fits no point; another process is at work in the folder, or the folder is
+      that of a single run. A UserError of one run is recorded in its row, and the others go on.
   """
   validate.folder(workdir=workdir)
   side_by_side.check(num_processes)

@@ -241,7 +241,7 @@ def run_sweep(
       with them. None: all.
 
   Returns:
-    Rows as of `engine.run`; those of finished runs hold keys of the result, x and series, too.
+    Rows as of `engine.run`. Rows of finished runs also hold keys of the result, x and series.
 
   Raises:
     UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.

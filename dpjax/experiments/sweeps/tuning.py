@@ -229,8 +229,8 @@ def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
 def _common_plan(
   settings: list[Point], load: LoadFn, plan_fn: PlanFn
 ) -> tuple[Plan, tuple[str, ...]]:
-  """Returns (the plan of any setting, the assumptions of all). Refuses settings of which
-  one might cost more."""
+  """Returns (the plan of any setting, the assumptions of all). Refuses settings if one of them
+  might cost more."""
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("must not vary the data in a private selection", field="grid")
