@@ -165,7 +165,7 @@ def _parameters(
     name = "/".join(("params", *path))
     if not path or not isinstance(entry, _Stored):
       raise UserError(f"{label}: {name} is no array, must be of floating point numbers")
-    # Two paths may give one name where a part of them holds a slash.
+    # Two paths may give one name if a part of a path holds a slash.
     if name in selected:
       raise UserError(f"{label}: holds {name} twice")
     selected[name] = (place, entry)

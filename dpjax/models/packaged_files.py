@@ -44,7 +44,7 @@ def read(
     raise UserError(
       f"cannot be read ({error.strerror})", field="features", value=str(path)
     ) from error
-  # The very bytes that are used are hashed, so that the file cannot change in between.
+  # The very bytes that are used are hashed, so a later change of the file has no effect.
   seen = hashlib.sha256(content).hexdigest()
   if seen != sha256:
     raise UserError(

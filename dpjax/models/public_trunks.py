@@ -249,7 +249,7 @@ class _Arrays(pickle.Unpickler):
     if (module, name) == ("numpy", "dtype"):
       return np.dtype
     if (module.rpartition(".")[2], name) == ("multiarray", "_reconstruct"):
-      # The file names NumPy 1's private place of it, which NumPy 2 warns of.
+      # The file names a private module of NumPy 1, of which NumPy 2 warns.
       return np.ndarray.__reduce__(np.zeros(0))[0]
     raise pickle.UnpicklingError(f"names {module}.{name}, which is no array")
 

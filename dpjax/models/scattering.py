@@ -445,6 +445,6 @@ def typical_scales(
   if colours == "opponent":
     of_colours = np.sqrt(1 + _COLOUR_CORRELATION * np.array([2, -1, -1]))
   scales = np.outer(of_colours, of_one_colour).ravel().astype(of_one_colour.dtype)
-  # The next caller gets the same array.
+  # The next caller gets the same array, so nobody may change it.
   scales.flags.writeable = False
   return scales
