@@ -284,7 +284,7 @@ def _is_memory(error: BaseException | None) -> bool:
 def _without_late_words(unraisable: Any) -> None:
   """Passes an error to Python's own hook, except the late errors of a checkpoint that failed.
 
-  Orbax's other tasks, and native threads, raise them when nobody waits for these any more.
+  Orbax's other tasks, and native threads, raise such errors when nobody waits for them any more.
   """
   late = isinstance(unraisable.exc_value, RuntimeError)
   files = [

@@ -402,7 +402,7 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     validate.one_of(gradients.METHODS, methods=method)
   configs = _configs(options)
   entries = []
-  # As in the launchers of these configs.
+  # The launchers of these configs prepare memory in the same way.
   app.prepare_memory(configs.values())
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)

@@ -13,7 +13,7 @@
 Files that dpjax writes are recognised by their columns: curve.csv of sweeps, report.csv of runs and
 of relevance experiments, attacks.csv, curves.csv and roc.csv, secure.csv, figure_9.csv, and those
 of benchmarks. Titles and published results come from the sweep.json beside a curve.csv.
-A line on stderr says what holds no finite number, and is not drawn. Nothing is trained or
+What holds no finite number is not drawn; a line on stderr names it. Nothing is trained or
 accounted for anew, except epsilon between two evaluations of a run.
 """
 
