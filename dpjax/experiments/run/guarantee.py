@@ -313,8 +313,8 @@ NONE = Guarantee("none", None, "")
 def deltas_of_ledger(result: Mapping[str, Any]) -> tuple[Any, ...]:
   """Returns the deltas at which the ledger of a result.json may have the result's epsilon.
 
-  The delta is `accounted_delta` where the result has it. Otherwise it is all of delta; earlier
-  versions left it out also where a plan leaves only a part of delta for the steps.
+  The delta is `accounted_delta` where the result has it. Otherwise it is all of delta, or in a
+  result of an earlier version the part of delta that a plan leaves for the steps.
   """
   if "accounted_delta" in result:
     return (result["accounted_delta"],)
