@@ -181,7 +181,7 @@ class Clip:
     self.rule.check(max(active))
 
   def check_steps(self, num_steps: int) -> None:
-    """Raises unless the schedule is empty or has a factor for each step."""
+    """Raises UserError unless the schedule is empty or has a factor for each step."""
     if self.schedule and len(self.schedule) < num_steps:
       raise UserError(
         f"has {len(self.schedule)} factors, must have one for each of num_steps={num_steps}",
@@ -189,7 +189,7 @@ class Clip:
       )
 
   def check_finite(self) -> None:
-    """Raises unless every bound is finite."""
+    """Raises UserError unless every bound is finite."""
     self._check_norms(validate.positive)
 
   @property
@@ -219,7 +219,7 @@ class Clip:
     return sensitivity(self.l2_bound, relation)
 
   def check_prefix(self, params: Params) -> None:
-    """Raises unless the norms are a prefix tree of the parameters, which must be arrays."""
+    """Raises UserError unless the norms are a prefix tree of the parameters, which hold arrays."""
     if not jax.tree.leaves(params):
       raise UserError("must hold at least one array", field="params")
     try:
@@ -231,7 +231,7 @@ class Clip:
 
 
 def check_norm(**named: float) -> None:
-  """Raises unless each value is a clip norm that float32 can hold a gradient to.
+  """Raises UserError unless each value is a clip norm that float32 can hold a gradient to.
 
   >>> check_norm(l2_clip_norm=1e-30)
   Traceback (most recent call last):

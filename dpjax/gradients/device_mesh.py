@@ -71,10 +71,10 @@ def mesh_of(text: str) -> Mesh:
 
 
 def _equal_shares(name: str, count: int) -> list[Any]:
-  """Returns that many devices, equally many of each process, process by process."""
+  """Returns `count` devices, in equal shares of all processes, ordered by process."""
   target = made_for.current()
   if target is not None:
-    # No process is there yet: the devices of all its machines are in a row.
+    # The target's processes do not run yet. It lists the devices of all its machines in a row.
     devices = target.devices()
     if count > len(devices):
       raise UserError(

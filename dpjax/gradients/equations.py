@@ -303,7 +303,7 @@ class Ends(NamedTuple):
 
 
 class Graph(NamedTuple):
-  """Users of a value, and its place among the results of its equation."""
+  """Users of each value of a jaxpr, and the value's place among the results of its equation."""
 
   uses: collections.Counter
   users: dict[Var, Eqn]  # the last of them
@@ -347,7 +347,7 @@ class Graph(NamedTuple):
     return self.users[var].primitive.name if alone else None
 
   def _split(self, var: Var) -> Ends | None:
-    """Returns the sums in which the parts of a value end, if it is only split."""
+    """Returns the sums in which the parts of a value end; None unless its only use is a split."""
     if self._only_user(var) != "split":
       return None
     eqn = self.users[var]

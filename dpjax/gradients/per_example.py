@@ -175,7 +175,7 @@ def _of_one_client(fn: Callable[..., Any], loss: Any) -> Callable[..., Any]:
 # eq=False keeps the hash of an object: bounds may be a dict, which has none.
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
-  """`(params, batch, mask) -> ClippedSum`, which knows its own sensitivity."""
+  """Function `(params, batch, mask) -> ClippedSum` that knows its own sensitivity."""
 
   loss_fn: LossFn
   l2_clip_norm: Any  # a Clip, whatever it was given as
@@ -301,7 +301,7 @@ def clipped_grad(
   memory_budget: float | None = None,
   mesh: Mesh | None = None,
 ) -> ClippedGrad:
-  """Sum of per-example gradients, each clipped to `l2_clip_norm` (Abadi et al. 2016).
+  """Returns a function that clips each example's gradient and sums them (Abadi et al. 2016).
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.

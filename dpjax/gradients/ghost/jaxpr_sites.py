@@ -79,7 +79,7 @@ _DATA = Value(Kind.DATA)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-  """An equation in which parameters meet data; eqn None: a parameter lifted to data."""
+  """An equation in which parameters meet data; with `eqn` None, a parameter lifted to data."""
 
   index: int
   eqn: Eqn  # or None

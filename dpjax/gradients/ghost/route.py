@@ -88,7 +88,10 @@ def plan(
   l2_clip_norm: NumberTree = 1.0,
   platform: str | None = None,
 ) -> Recipe:
-  """Traces the loss once and chooses the rules; arguments may be ShapeDtypeStructs."""
+  """Traces the loss, twice if leaves are to be stacked, and chooses the rules.
+
+  Arguments may be ShapeDtypeStructs.
+  """
   treedef = jax.tree.structure(l2_clip_norm)
   groups = _spread(treedef.unflatten(range(treedef.num_leaves)), params)
   platform = platform or made_for.platform()
@@ -301,7 +304,7 @@ class _Sums(NamedTuple):
     return {i: self.total(i, False) for i in at_once} | self._begun()
 
   def formed_again(self, begun: dict[int, Any]) -> dict[int, Any]:
-    """Adds the sums of the other units, in a loop that drops examples by itself."""
+    """Adds the sums of units that are formed in a loop, which drops examples by itself."""
     return {
       i: self.total(i, None, sums) if self._is_again(i) else sums
       for i, sums in begun.items()

@@ -104,7 +104,7 @@ def norms(
 
 
 def _complete(unit: Unit, result: Any) -> Norms:
-  """Completes the norms: joined leaves share one, unused leaves have none; see `finished`."""
+  """Completes the norms of joined leaves: the first has the norm of all, the others have 0."""
   leaf_lengths = result.lengths
   if not leaf_lengths:
     return result
