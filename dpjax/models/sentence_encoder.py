@@ -123,7 +123,7 @@ def sentence_features(texts: Sequence[str], encoder: str = "minilm") -> np.ndarr
 
 
 def sentence_chunks(x: Indexed, encoder: str = "minilm") -> Iterator[np.ndarray]:
-  """Yields `sentence_features` chunk by chunk, of texts as bytes [n, T], padded with 0."""
+  """Yields the rows of `sentence_features` in chunks, of texts as bytes [n, T], padded with 0."""
   rows: Any = x
   if len(rows.shape) != 2 or rows.dtype != np.int32:
     raise UserError(

@@ -239,7 +239,8 @@ def convolution(name: str) -> Origin:
 
 
 def folded_kernel(name: str, norm: str, epsilon: float) -> Origin:
-  """Returns the origin of a kernel [h, w, in, out], times the scale of the batch norm after it."""
+  """Returns the origin of a kernel [h, w, in, out], times scale / standard deviation of the batch
+  norm after it."""
 
   def combine(arrays: list[np.ndarray]) -> np.ndarray:
     weight, scale, variance = arrays
