@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Modules that moved in version 0.2.
+# Modules that moved after version 0.1.
 MOVED = {
   "dpjax.accounting.events": "dpjax.accounting",
   "dpjax.accounting.documents": "dpjax.experiments.checks.documents",
@@ -60,8 +60,8 @@ MOVED = {
   "dpjax.secure.sums.letters": "dpjax.secure.sums.messages",
 }
 
-# Package that was one module -> new places of names that the package does not list.
-NAMES = {  # as of 0.2
+# Package that was one module in version 0.1 -> new places of names that the package does not list.
+NAMES = {
   "dpjax.federated.algorithms": (
     "dpjax.federated.round",
     "dpjax.federated.algorithms.apfl",
@@ -70,8 +70,8 @@ NAMES = {  # as of 0.2
   "dpjax.federated.aggregators": ("dpjax.federated.aggregators.geometric_median",),
 }
 
-# Public names that changed -> their present places.
-RENAMED = {  # as of 0.2
+# Public names that changed after version 0.1 -> their present places.
+RENAMED = {
   "dpjax.noise.check_paid": "dpjax.noise.check_accounted",
   "dpjax.relevance.Streams": "dpjax.relevance.Keys",
   "dpjax.sampling.slice_slots": "dpjax.sampling.rows_of_slice",

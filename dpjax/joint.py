@@ -43,7 +43,8 @@ class JointPlan:
     times: name of a mechanism -> how often it may be called; 1 for one that is not named. A call
       that answers k queries, such as `GNMax` on k votes, counts as k calls. A plan is not named
       here, as its `num_steps` says how often it runs.
-    neighboring_relation: "" for that of the parts, which must agree.
+    neighboring_relation: "" for that of the plans, which must agree; without a plan, for that of
+      the first mechanism.
     accountant: "pld" or "rdp"; "" for the tightest that knows every part.
 
   Guarantee: all releases together are (epsilon(), delta)-private for a record that every part
@@ -150,7 +151,7 @@ class JointPlan:
   def _check_units(self) -> None:
     """Raises UserError if parts protect different units: examples in one, users in another."""
     units = {
-      # A mechanism reads rows, of which a user may have many.
+      # A mechanism reads rows, and a user may have many rows. So it hides one example.
       name: part.unit if isinstance(part, Plan) else "example"
       for name, part in self.parts.items()
     }
@@ -206,9 +207,9 @@ class JointPlan:
   ) -> JointPlan:
     """Returns the joint plan with the least noise that keeps all parts within (epsilon, delta).
 
-    The noise multipliers given in `parts` set only their ratios: all of them are multiplied by
-    one number. A mechanism without a noise multiplier, such as one with an epsilon of its own,
-    keeps its noise.
+    The noise multipliers given in `parts` set only their ratios: all of them, except those of
+    `fixed` parts, are multiplied by one number. A mechanism without a noise multiplier, such as
+    one with an epsilon of its own, keeps its noise.
 
     Args:
       parts: as for the class.
@@ -278,10 +279,11 @@ class JointPlan:
   def _with_capacities_for(self, epsilon: float, padded: list[str]) -> JointPlan:
     """Returns these parts, with plan deltas so small that overflow fits into the joint share.
 
-    A plan sizes its capacity so that its abort probability B satisfies (1 + e^own) B <= the share
-    of its own delta, where own is its own epsilon. All parts together need (1 + e^epsilon) sum B
-    <= the share of the joint delta. A smaller delta of a plan makes its B smaller. Its own
-    epsilon then grows, which makes B smaller still, so one division by the excess is enough.
+    Let B be the abort probability of a plan, and own the plan's own epsilon. The plan sizes its
+    capacity so that (1 + e^own) B <= the share of its own delta. All parts together need
+    (1 + e^epsilon) sum B <= the share of the joint delta. A smaller delta of a plan makes its B
+    smaller. Its own epsilon then grows, which makes B smaller still, so one division by the excess
+    is enough.
     """
     changed = {}
     for name in padded:

@@ -90,8 +90,8 @@ def find(path: str, field: str) -> Callable[..., Any]:
 
 
 def _files(home: str, value: Any) -> list[str]:
-  """Returns the file of the module in a path, and that of the module that defines the object
-  (they differ where the first module only imports it)."""
+  """Returns the file of the module in a path, and the file that defines the object. This is one
+  file, unless the module only imports the object."""
   homes = dict.fromkeys((home, str(getattr(value, "__module__", home))))
   files = (getattr(sys.modules.get(name), "__file__", None) for name in homes)
   return [file for file in files if file is not None]
@@ -168,7 +168,7 @@ def _module(home: str, field: str, path: str) -> Any:
 
 
 def _file(home: str) -> str | None:
-  """Returns the file of a module that cannot be imported."""
+  """Returns the file of a module that cannot be imported; None if it is unknown."""
   try:
     spec = importlib.util.find_spec(home)
   # The package that contains the module cannot be imported either.
@@ -210,8 +210,8 @@ _FILES = (".pretrained", ".attack.target")
 def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
   """Returns field -> {"path", "sha256"} for every import path and file of weights in a config.
 
-  For an import path the sha256 covers the file of the module in the path, and the file that
-  defines the object where that is another one. `code` also covers what these files import.
+  For an import path the sha256 covers the file of the module in the path. It also covers the file
+  that defines the object, if that is another one. `code` also covers what these files import.
 
   >>> sources({"model": {"name": "mlp", "options": {"name": "a:b"}}, "loss": "auto"})
   {}
@@ -233,9 +233,10 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
 
 
 def weights_file(path: str) -> str:
-  """Returns the file or folder of weights for a path: of a run's folder, its params.npz.
+  """Returns the file or folder of weights that a path stands for.
 
-  Of a folder that Flax or Orbax wrote, it is the newest checkpoint. A file stands for itself.
+  For the folder of a run it is params.npz, and for a folder that Flax or Orbax wrote the newest
+  checkpoint. A file stands for itself.
 
   >>> weights_file("model.safetensors")
   'model.safetensors'
@@ -249,7 +250,7 @@ def weights_file(path: str) -> str:
 
 
 def _sha256_of(path: str, field: str) -> str:
-  """Returns the SHA-256 of a file, read 1 MB at a time, or of a folder of weights."""
+  """Returns the SHA-256 of a file, which is read in parts, or of a folder of weights."""
   at = f"{field}={path!r}"
   path = weights_file(path) if field.endswith("pretrained") else path
   if os.path.isdir(path) and field.endswith("pretrained"):

@@ -103,13 +103,14 @@ class Look:
   """The look of a picture, independent of what it shows.
 
   Attributes:
-    width: in inches.
-    height: in inches; None for what its panels need.
-    font_size: of labels, in points; ticks are one point smaller.
-    style: "grid" with light lines behind, "plain" without, "grey" for print without colours.
+    width: width in inches.
+    height: height in inches; None for the height that the panels need.
+    font_size: size of labels, in points; ticks are one point smaller.
+    style: "grid" draws light lines behind the curves, "plain" draws none, and "grey" is for
+      print without colours.
     title: text above the picture; None for the picture's own title, "" for none.
     log_x: whether x is logarithmic; None for the default of the picture.
-    log_y: whether y is logarithmic, likewise.
+    log_y: whether y is logarithmic; None for the default of the picture.
 
   Raises:
     UserError: a size, a font size or a style that is not allowed.
@@ -283,7 +284,8 @@ def label_ends(
   figure = axes.get_figure(root=True)
   assert isinstance(figure, Figure)
   FigureCanvasAgg(figure)
-  # The layout fixes the height of the axes, from which the share of a line of text follows.
+  # Only the layout fixes the height of the axes. `line` is the share of it that one line of text
+  # takes.
   figure.draw_without_rendering()
   axes.set_ylim(axes.get_ylim())
   high = axes.get_window_extent().height
@@ -363,8 +365,8 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   paths = [path, *(path.with_suffix(suffix) for suffix in also)]
   suffixes = [check_suffix(each) for each in paths]
   FigureCanvasAgg(figure)
-  # A title or a label may hold a path or a person's words, where "$" begins no formula; ticks of
-  # logarithmic axes do hold formulas, matplotlib's own.
+  # A title or a label may hold a path or a person's words, where "$" begins no formula. Ticks of
+  # logarithmic axes do hold formulas, which matplotlib wrote.
   ticks = {id(text) for tick in figure.findobj(Tick) for text in tick.findobj(Text)}
   for text in figure.findobj(Text):
     if isinstance(text, Text) and id(text) not in ticks:

@@ -95,9 +95,9 @@ class Plan:
 
   `dpjax/transforms/together.py` lists the combinations that are refused.
 
-  Guarantee: a run that uses `transform` on the batches of `batches`, for at most `steps`
-  updates, is (epsilon(delta, steps), delta)-differentially private for one record of the
-  sampler's `unit` under `neighboring_relation`. All numbers of the plan must be constants. Under
+  Guarantee: let a run use `transform` on the batches of `batches` for at most `steps` updates. It
+  is (epsilon(delta, steps), delta)-differentially private for one record of the sampler's `unit`
+  under `neighboring_relation`. All numbers of the plan must be constants. Under
   add_or_remove_one the number of examples is secret, so none may be computed from it; a number
   declared without looking at the data may be used.
 
@@ -265,7 +265,8 @@ class Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
 
     def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
-      # The search asks a faster accountant where to start. That one may not know the sampler.
+      # The search asks a faster accountant where to start. If that one does not know the sampler,
+      # it raises UserError, and the search starts elsewhere.
       changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
       changed["noise_multiplier"] = noise_multiplier
       return dataclasses.replace(self, **changed).privacy_profile()
@@ -299,7 +300,7 @@ class Plan:
     relations neighbours have equal sizes, and n is len(data).
 
     Args:
-      data: what `batches` will draw from.
+      data: the data that `batches` will draw from.
       batch_size: expected number of examples in a step.
       epochs: expected number of steps in which each example takes part.
       epsilon, delta: the guarantee; the noise is the least that keeps it.
@@ -311,8 +312,8 @@ class Plan:
     Raises:
       UserError: no declared size under add-or-remove-one; a batch size above n; epsilon or
         another number out of its range.
-      UserWarning: delta is not below 1 / n; more than two million steps, whose noise takes
-        minutes to find.
+      UserWarning: delta is not below 1 / n; more than two million steps, whose noise takes a
+        quarter of a minute or more to find.
 
     >>> plan = Plan.for_data(np.zeros((1_000, 2)), batch_size=100, epochs=3, epsilon=2.0,
     ...   delta=1e-5, l2_clip_norm=1.0, num_examples=1_000)
@@ -801,9 +802,9 @@ class Plan:
     Args:
       num_examples: number of examples in the data.
       declared: declared number of examples, a constant; None for the number whose expected batch
-        size is `normalize_by`. Under add_or_remove_one a capacity that is enough for it counts
-        as enough for all data of at most one example more, so neighbours of it get the same
-        answer. Larger data are checked by their own size.
+        size is `normalize_by`. Under add_or_remove_one, a capacity that is enough for the
+        declared number counts as enough for all data of at most one example more. So neighbouring
+        data sets of such sizes get the same answer. Larger data are checked by their own size.
     """
     if not self.sampler.can_overflow:
       return

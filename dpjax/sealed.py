@@ -150,7 +150,8 @@ def _digest(numbers: tuple[float, ...]) -> np.ndarray:
 def is_seal_of(leaf: Any, *numbers: float) -> jax.Array:
   """Returns whether a sealed leaf was made from these numbers, [] bool; may be traced.
 
-  Static numbers beside the leaves can be exchanged with the tree's structure; the seal cannot.
+  Static numbers are part of the tree's structure, which other code can exchange. The seal is a
+  leaf, so it stays.
 
   >>> is_seal_of(seal(1.0), 1.0), is_seal_of(seal(10.0), 1.0)
   (Array(True, dtype=bool), Array(False, dtype=bool))

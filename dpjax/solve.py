@@ -36,7 +36,8 @@ class Question(NamedTuple):
   epsilon: float | None
   noise_multiplier: float | None
   num_steps: int | None
-  # Whole batches or passes must have it: b / num_examples for a "fixed_size" batch of b.
+  # A probability that whole batches or passes can have: for "fixed_size" it is b / num_examples,
+  # where b is the size of a batch.
   sampling_prob: float | None
   delta: float
   sampler: str  # one of SAMPLERS

@@ -25,12 +25,10 @@ DType = jax.typing.DTypeLike
 ArrayTree = Any  # pytree of arrays
 Params = Any  # pytree of arrays
 Updates = Any  # pytree with the structure of Params
-NumberTree = (
-  Any  # a number, or a prefix tree of Params with a number for each group of parameters
-)
-ClipLike = (
-  Any  # a `Clip`, or a NumberTree of clip norms, which stands for a Clip without options
-)
+# A number, or a prefix tree of Params with a number for each group of parameters.
+NumberTree = Any
+# A `Clip`, or a NumberTree of clip norms, which stands for a Clip without options.
+ClipLike = Any
 LossFn = Callable[[Params, Any], Array]  # (params, ONE example) -> scalar loss
 
 
@@ -111,10 +109,10 @@ class ClippedSum(metaclass=sealed.Sealed):
   norms: Array  # [B] l2 norms before clipping; not private
   losses: Array  # [B]; not private
   l2_bound: float = dataclasses.field(metadata={"static": True})  # of one term
-  # of each group of parameters, if they are clipped group by group; else (l2_bound,)
+  # Bound of each group of parameters if they are clipped group by group; else (l2_bound,).
   group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
-  # number of slices in the sum; each slice holds one draw of rows
+  # Number of slices of one step in the sum: 1, or all of them once they are accumulated.
   slices: int = dataclasses.field(default=1, metadata={"static": True})
   seal: Any = _OF_ITS_BOUNDS  # [] takes no arithmetic
 

@@ -175,7 +175,7 @@ def _is_number(value: Any) -> bool:
     return False
   try:
     float(value)
-  # An integer too large for float64.
+  # The value is an integer too large for float64.
   except OverflowError:
     return False
   return True

@@ -20,8 +20,8 @@ _MOST_FILES = 100_000
 def newest(path: str, *, is_step: bool = False) -> str | None:
   """Returns the path of the newest checkpoint in a folder; None if there is none.
 
-  It is a file `checkpoint_N` of Flax, a numbered step of Orbax, or the folder itself if Orbax
-  saved directly into it.
+  It is a file `checkpoint_N` of Flax, the folder of the weights in a numbered step of Orbax, or
+  the folder itself if Orbax saved directly into it.
 
   Args:
     is_step: whether the folder is one step, so that no steps are looked for inside it.

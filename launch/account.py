@@ -67,8 +67,8 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # published formulas beside the truth: where they guarantee too much, where too little
   python -m launch.account --compare_documents --out=/tmp/documents
 
-noise_multiplier is std / l2_clip_norm under every neighbouring relation. What is solved for
-is rounded to the private side, and each epsilon is rounded up.
+noise_multiplier is std / l2_clip_norm under every neighbouring relation. The number that is
+solved for is rounded to the private side, and each epsilon is rounded up.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
 
-# From here on neighbouring integers are equal as floats.
+# From here on some neighbouring integers are equal as floats.
 _MOST = 2**53
 # False positive rates of the printed attackers.
 _RATES = (1e-3, 1e-2, 1e-1)
@@ -239,7 +239,8 @@ def _for_sampler(values: Any, name: str) -> int | None:
 
 
 def _decides_cost(kind: type[sampling.Sampler], name: str) -> bool:
-  # A sampler with a capacity that never overflows truncates larger draws. Padding costs nothing.
+  # A capacity truncates larger draws where batches cannot overflow, which changes the cost.
+  # Elsewhere it only pads batches, which costs nothing.
   return name in kind.options and not (name == "capacity" and kind.can_overflow)
 
 
@@ -311,13 +312,16 @@ def _sampling_prob(values: Any) -> float | None:
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """Returns --sampling_prob. Without it, returns that of one pass as long as the run for a sampler
-  in passes, and None for others."""
+  """Returns --sampling_prob, for batches of a fixed size as the nearest one that they can have.
+
+  Without the flag, a sampler in passes has the probability that makes the run one pass. For other
+  samplers the result is None.
+  """
   kind = sampling.SAMPLERS[values.sampler]
   if prob is not None:
     validate.probability(sampling_prob=prob)
     kind.check_prob(solve.size_of(values))
-    # Batches of a fixed size have the probability of the whole batch that training would draw.
+    # Training draws whole batches, so a fixed size allows only probabilities b / n.
     whole = kind.takes_whole_passes
     return prob if whole else kind.nearest_prob(prob, values.num_examples or 0)
   if not kind.takes_whole_passes:
@@ -341,7 +345,8 @@ def _of_passes(values: Any, kind: type[sampling.Sampler]) -> float:
   times = kind.times_per_pass(solve.size_of(values))
   drawn = times * values.num_examples
   steps = max(times, round(drawn / batch_size))
-  # Whole steps change the mean batch slightly. A whole example is more than rounding.
+  # A pass has a whole number of steps, which rounds the mean batch. Rounding changes it by less
+  # than one example here; a larger change is refused.
   if abs(drawn / steps - batch_size) < 1:
     return times / steps
   several = f"{times} num_examples, {drawn}," if times > 1 else f"num_examples={drawn}"
@@ -440,7 +445,7 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def note_on_training(answer: Question) -> str | None:
-  """Returns a line where launch.train would cost more than the requested epsilon.
+  """Returns a note where launch.train would exceed the requested guarantee; None where it keeps it.
 
   launch.train sets a share of delta aside for batches above the capacity. Calibration by the run
   itself (`--config.privacy.epsilon`) takes that into account, and adds a little more noise.
@@ -504,7 +509,7 @@ def attackers(
 
 
 def headline(asked: Question) -> str:
-  """Returns the line above the table: the solved number, and the assumptions."""
+  """Returns the line above the table: which number is solved for, and the assumptions."""
   if asked.attack is not None:
     return (
       f"noise_multiplier with which {asked.attack.words(asked.delta)}, by "
@@ -567,7 +572,7 @@ def show_runs(values: Any) -> None:
   # Imported here: few calls ask about finished runs.
   from dpjax.experiments.checks import several_runs
 
-  # Given twice, or by commas.
+  # --runs may be given several times, and may list folders between commas.
   runs = several_runs.read(",".join(values.runs).split(","))
   total = several_runs.together(
     runs, delta=values.delta if values["delta"].present else None
@@ -595,8 +600,10 @@ def _check_companions(values: Any) -> None:
 def _write_trade_offs(
   answers: Sequence[Question], folder: pathlib.Path
 ) -> list[pathlib.Path]:
-  """Writes trade-off curve and privacy loss of each answer. With several answers, names
-  contain the noise."""
+  """Writes the trade-off curve of each answer, and its privacy loss where there is one.
+
+  With several answers, the name of a file begins with the noise multiplier.
+  """
   paths = []
   for answer in answers:
     level = accounting.lower(answer.noise_multiplier or 0.0, digits=6)
@@ -645,7 +652,7 @@ def answer_questions(values: Any) -> None:
   for answer in answers if any(values[name].value for name in asked_for) else ():
     print(attackers(answer, values.fpr, values.prior))
   n = values.num_examples
-  # On stderr, so that a table in a pipe stays a table.
+  # The warning goes to stderr, so that a table in a pipe stays a table.
   warning = accounting.delta_warning(values.delta, n) if n else None
   if warning:
     print(f"warning: {warning}", file=sys.stderr)

@@ -63,8 +63,10 @@ def target() -> Machine | None:
 
 
 def as_targeted() -> contextlib.AbstractContextManager[None]:
-  """Returns a block in which a config is checked for the machine of --target, where it is given:
-  a mesh must fit that machine, not this one."""
+  """Returns a context in which a config is checked for the machine of --target.
+
+  A mesh must then fit that machine, not this one. Without --target the context changes nothing.
+  """
   return parallel.made_for.compiling_for(target())
 
 
@@ -129,7 +131,7 @@ def prepare_memory(configs: Iterable[Any]) -> None:
   from dpjax.experiments.kinds.central.config import TrainConfig
 
   asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
-  # Without such a model the run itself refuses it, by its field.
+  # An unknown model raises here. The run itself refuses it later, and names the field.
   with contextlib.suppress(UserError):
     if any(map(models.needs_features, asked)):
       allocator.keep_freed_memory()
@@ -164,7 +166,7 @@ _BETWEEN = (
 )
 
 
-# After which a signal that was lost is sent again.
+# Seconds after which a signal that was lost is sent again.
 _AGAIN_SECONDS = 0.05
 
 
@@ -175,10 +177,11 @@ class _Stopped(KeyboardInterrupt):
 
 
 class _Stops:
-  """Raises `_Stopped` where a signal arrives, so that no code in between can lose it.
+  """Raises `_Stopped` when a signal arrives, and keeps other code from losing the signal.
 
-  A destructor, or a callback of a library, may swallow it: the signal is sent again. Other code
-  may answer with an error of its own, as tqdm does: `asked` holds the signal behind that error.
+  A destructor, or a callback of a library, may swallow the exception: then the signal is sent
+  again. Other code may raise an error of its own instead, as tqdm does: `asked` holds the signal
+  behind that error.
   """
 
   def __init__(self) -> None:
@@ -193,7 +196,7 @@ class _Stops:
   def _swallowed(self, unraisable: Any) -> None:
     if not isinstance(unraisable.exc_value, _Stopped):
       return self._hook(unraisable)
-    # Later, since this hook runs where the exception was lost, and would lose it again.
+    # Sent later: this hook runs where the exception was lost, so a new one would be lost, too.
     again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), self.asked))
     again.daemon = True
     again.start()
@@ -219,7 +222,7 @@ class _Stops:
 def stoppable(workdir: str) -> Iterator[None]:
   """Ends the process in one line when SIGINT, SIGTERM or SIGHUP stops the block, with exit
   code 128 + signal. Within a training the loop handles them, finishes its step and saves."""
-  # Checked before hours of training, because pictures are drawn at its end.
+  # Packages for pictures are checked now: a training of hours needs them only at its end.
   from dpjax import optional
   from dpjax.experiments.run import loop
 
@@ -246,7 +249,7 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
     sys.exit(0)
   except flags.Error as error:
     fail(error)
-  # ml_collections raises these.
+  # Code that reads a flag's value may raise these, too.
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     fail(error.args[0] if error.args else error)
   if len(positional) > 1 and not words:
@@ -255,12 +258,14 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
 
 
 def _end_unread(signum: int, frame: object) -> None:
-  """Ends the process silently on SIGPIPE, as with `... | head`. Other broken pipes are left
-  to their writers. For example, an event loop that saves checkpoints sometimes (one in 500)
-  gets a message after it has closed."""
+  """Ends the process silently on SIGPIPE if stdout or stderr has no reader, as with `... | head`.
+
+  Other broken pipes are left to their writers. For example, one event loop in 500 that saves
+  checkpoints gets a message after it has closed.
+  """
   poll = select.poll()
   for number in (1, 2):
-    # Nobody is left to read errors.
+    # No event is asked for: errors and hang-ups are reported anyway.
     poll.register(number, 0)
   if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
     signal.signal(signum, signal.SIG_DFL)
@@ -277,8 +282,10 @@ def _is_memory(error: BaseException | None) -> bool:
 
 
 def _without_late_words(unraisable: Any) -> None:
-  """Passes an error to Python's own hook, except the late ones of a checkpoint that failed.
-  Orbax's other tasks, and native threads, raise those when nobody listens any more."""
+  """Passes an error to Python's own hook, except the late errors of a checkpoint that failed.
+
+  Orbax's other tasks, and native threads, raise such errors when nobody waits for them any more.
+  """
   late = isinstance(unraisable.exc_value, RuntimeError)
   files = [
     frame.f_code.co_filename for frame, _ in traceback.walk_tb(unraisable.exc_traceback)
@@ -302,11 +309,11 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
   sys.unraisablehook = _without_late_words
 
   def guarded(argv: Sequence[str]) -> None:
-    # Third parties' messages are not for users.
+    # Informative messages of other libraries are not for users.
     logging.set_verbosity(logging.WARNING)
     try:
       main(*argv[1:])
-    # First, since a refused write is a UserError, too.
+    # Before UserError: a refused write is both, and the code of its exit is 1.
     except OSError as error:
       fail(error, code=1)
     except UserError as error:

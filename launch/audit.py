@@ -6,8 +6,8 @@
   python -m launch.audit --final_model=mnist --epsilon=10 --models=1000
 
 Each mechanism, sampler, private transform, federated algorithm and relevance method is run
-many times on two neighbouring inputs, and an adversary tells the outputs apart. What it
-proves is a lower bound on epsilon, at 99.9 % confidence; a bound above the claim refutes it.
+many times on two neighbouring inputs. An adversary tells the outputs apart. Its success proves a
+lower bound on epsilon, at 99.9 % confidence; a bound above the claim refutes the claim.
 Writes to --out as it goes: table.md (one row per subject: the game nearest to its claim),
 table.csv (every game) and result.json. Their `ceiling` is the bound that perfect guesses
 would have shown; a claim above it CANNOT be refuted by so few draws. Stop it at any time; the

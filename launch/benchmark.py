@@ -26,21 +26,22 @@
   python -m launch.benchmark --suite=draws --workloads=leaf_10m --methods=fused,release
   python -m launch.benchmark --suite=serve --minutes=30 --folder=made --out=runs/serve_load
 
-For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
-fast route (ghost), auto, auto over 16 microbatches and in a scan that is written by hand
-(plain_loop), and where they are installed (pip install -e '.[bench]')
-jax_privacy.clipped_grad, PyTorch's ordinary gradient of a twin (torch), and Opacus's clipped
-one by hooks (opacus) and by ghost norms (opacus_ghost). Prints the median time, compile time
-and memory of each with their ratio to OUR ordinary gradient; a method whose per-example
-gradients would not fit in 8 GB, or that cannot do a workload, is skipped and says so. Writes
-gradients.csv and gradients.png to --out after each workload; what stands there of this device is
-not measured again. All of it takes half an hour or more on two idle CPU cores; name --workloads
-and --methods for less. --batches=256,1024 measures other sizes of a batch. On an accelerator
-compiling takes most of the time: --compile_ahead=8 does it first, in eight processes.
+--suite=gradients times each workload in one process, all methods in turns: the ordinary gradient,
+the vmap route, the fast route (ghost), auto, and auto over 16 microbatches and in a scan that is
+written by hand (plain_loop). Where they are installed (pip install -e '.[bench]') it adds
+jax_privacy.clipped_grad, PyTorch's ordinary gradient of a twin (torch), and Opacus's clipped one
+by hooks (opacus) and by ghost norms (opacus_ghost). Prints the median time, compile time
+and memory of each with their ratio to OUR ordinary gradient. A method is skipped, and says so,
+if it cannot do a workload, or if twice its per-example gradients exceed 8 GB (on an accelerator:
+.9 of its memory). Writes gradients.csv and gradients.png to --out after each workload; entries
+that are there already for this device are not measured again. All of it takes half an hour or more
+on two idle CPU cores; name --workloads and --methods for less. --batches=256,1024 measures other
+sizes of a batch. On an accelerator compiling takes most of the time: --compile_ahead=8 does it
+first, in eight processes.
 
 --suite=federated measures one round of FedAvg (40 clients x 3 local steps) against a Python
-loop of jitted local steps, then the time of a round of the last of --methods (threads, where
-none are given) over the number of clients (--clients); it writes federated.csv and
+loop of jitted local steps. Then it times a round over the number of clients (--clients), by the
+last of --methods (default: threads). It writes federated.csv and
 federated.png. "loop" is one thread, "threads" what launch.federate does on a CPU, "pmap" and
 "shard_map" run over all devices (--cpu_devices=8 makes 8 of one CPU: for the correctness of the
 programme, not for its speed), "fedjax" is FedJAX where it is installed. --data_mb also times
@@ -59,9 +60,9 @@ sends and holds; it writes devices.csv. Devices made of one CPU (--cpu_devices) 
 --suite=sweeps times sweeps of four seeds of whole configs, 100 steps each, whose runs are shared by
 --processes, from start to end; it writes sweeps.csv.
 
---suite=noise measures no time but error: that of a sum over 100 clients whose shares of Skellam
-noise are inside it, by bits and epsilon, against Gaussian noise of a server at equal epsilon; it
-writes distributed_noise.csv, .md and .png.
+--suite=noise measures no time, but the error of a sum over 100 clients that each add a share of
+Skellam noise, by bits and epsilon. Beside it stands Gaussian noise of a server at equal epsilon.
+It writes distributed_noise.csv, .md and .png.
 
 --suite=population measures SCAFFOLD over populations (--clients) with 1e5 parameters, their states
 in memory and on disk (--methods), for --rounds rounds of 10 clients: time, checkpoints, and memory
@@ -75,19 +76,19 @@ sums.md. With --repeats the best is reported.
 --suite=sum_messages counts the messages and bytes that one client sends and receives in a secure
 sum of --workloads=CLIENTSxLENGTH,..., by protocol. It runs nothing; it writes sum_messages.csv.
 
---suite=data makes records by a program in --folder (--workloads: arrays, images, text; --records
-of each; 1e6 images take .8 GB as arrays), where they stay, and times steps on them in turns, from
-memory and read from files as they are drawn; with the peak memory of a run in a fresh process, for
-which the larger set must fit into memory. It writes data.csv.
+--suite=data makes records by a program in --folder, where they stay (--workloads: arrays, images,
+text; --records of each; 1e6 images take .8 GB as arrays). It times steps on them in turns, from
+memory and read from files as they are drawn, and measures the peak memory of a run in a fresh
+process. The larger set must fit into memory. It writes data.csv.
 
---suite=allocator times steps on wide features and of a small CNN in processes that give freed
-memory back to the system, and that keep it (`dpjax.parallel.allocator`), in turns; it writes
+--suite=allocator times steps on wide features and of a small CNN, in turns, in processes that give
+freed memory back to the system and in others that keep it (`dpjax.parallel.allocator`). It writes
 allocator.csv.
 
 --suite=compiled compiles the gradients' workloads, at the batch sizes of accelerators, for
 --targets that are not here (pip install -e '.[targets]') by --methods of ordinary, auto and vmap.
-It runs nothing: flops, bytes, memory, kernels, loops and a roofline. What stands in compiled.csv
-of --out is not compiled again.
+It runs nothing, and reports flops, bytes, memory, kernels, loops and a roofline. Entries that are
+in compiled.csv of --out already are not compiled again.
 
 --suite=parts times what clipped gradients are made of on the accelerator at hand: products by
 precision, and the ways to a convolution's clipped gradient (--workloads: copies, products, grams,
@@ -401,7 +402,7 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     validate.one_of(gradients.METHODS, methods=method)
   configs = _configs(options)
   entries = []
-  # The launchers of these configs do so, too.
+  # The launchers of these configs prepare memory in the same way.
   app.prepare_memory(configs.values())
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)

@@ -10,7 +10,7 @@ from dpjax.validate import UserError
 
 # Flags for these samplers only.
 FLAGS = ("min_sep", "bands", "num_samples")
-# Numbers of guarantees in an attacker's terms.
+# Flags that state a guarantee in an attacker's terms.
 ATTACK_FLAGS = ("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")
 _NOT = (
   *ATTACK_FLAGS,

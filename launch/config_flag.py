@@ -1,9 +1,9 @@
 """`--config=FILE.py --config.privacy.epsilon=2`: typed configs on the command line.
 
-The syntax is that of ml_collections' config_flags, which cannot be used here: on a
-dataclass whose annotations are strings (`from __future__ import annotations`) every
-override ends in `issubclass() arg 1 must be a class`; it has no spelling for None, adds
-no key to a dict, and turns a missing or failing config file into a traceback.
+The syntax is that of ml_collections' config_flags. They cannot be used here: on a dataclass
+whose annotations are strings (`from __future__ import annotations`) every override ends in
+`issubclass() arg 1 must be a class`. They have no spelling for None, add no key to a dict, and
+turn a missing or failing config file into a traceback.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _module(path: str, at: str) -> ModuleType:
   if spec is None or spec.loader is None:
     raise UserError(f"{at}: must be a Python file (.py)")
   module = importlib.util.module_from_spec(spec)
-  # A dataclass in the file looks up its module.
+  # Registered before it runs, since a dataclass in the file looks up its module.
   sys.modules[spec.name] = module
   _guarded(lambda: spec.loader.exec_module(module), path, at)  # type: ignore[union-attr]
   return module

@@ -14,7 +14,7 @@ model), checkpoints/ (holds the noise key: secret). Stop it at any time; the sam
 on where it stopped.
 
 --audit puts canary clients into the federation and adds epsilon_audited_lower to result.json: a
-lower bound on the true epsilon of a user, and what perfect scores would show. What is seen is what
+lower bound on the true epsilon of a user, and what perfect scores would show. The audit reads what
 the guarantee speaks of: sums, each client's message (local), or decoded sums (distributed). If the
 bound is above the proved epsilon, or guesses are too good for the proof, the exit code is 1.
 

@@ -5,9 +5,9 @@ line each.
   python -m launch.list models samplers     # of these topics
   python -m launch.list mine:Net            # a part of your own, by its import path
 
-Names are those that the flags take, [numbers] what may be set besides, with its default: as
---config.aggregator=trimmed_mean --config.aggregator.trim=0.2. Where a config takes a part of your
-own it is named by its import path, package.module:name.
+Names are values of flags. Square brackets show what can be set besides, with its default, as
+in --config.aggregator=trimmed_mean --config.aggregator.trim=0.2. Where a config takes a part of
+your own, name the part by its import path, package.module:name.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ not import JAX.
 
   python native_words.py LINE < words
 
-Lines pass unchanged until one names the runtime's coordination service; that line and all later
-ones are dropped. At the end, LINE is printed if lines were dropped and no line ended in SAID.
+Lines pass unchanged until one names the runtime's coordination service, or ends in SAID. That
+line and all later ones are dropped. At the end, LINE is printed if a line named the service and
+none ended in SAID.
 """
 
 import re

@@ -279,7 +279,7 @@ def run(
     work()
   except PeerLost as error:
     ending.broken(met, error)
-  # First, since a refused write is a UserError, too.
+  # Before UserError: a refused write is both, and the code of its exit is 1.
   except OSError as error:
     ending.error(met, error, 1)
   except UserError as error:

@@ -13,8 +13,8 @@
 Files that dpjax writes are recognised by their columns: curve.csv of sweeps, report.csv of runs and
 of relevance experiments, attacks.csv, curves.csv and roc.csv, secure.csv, figure_9.csv, and those
 of benchmarks. Titles and published results come from the sweep.json beside a curve.csv.
-What holds no finite number is not drawn, and said on stderr. Nothing is trained or accounted for
-anew, but epsilon between two evaluations of a run.
+What holds no finite number is not drawn; a line on stderr names it. Nothing is trained or
+accounted for anew, except epsilon between two evaluations of a run.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ A single run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --w
 several write them under points/, and sweep.json: all of them, and what they cost together.
 Always: report.png and .csv (both metrics by epoch) and
 claims.csv and .md: what is claimed, what is proved, what an attack shows (--audit), and
-the accuracy. checkpoints/ in a run's folder tells its data from others: keep it as secret as
+the accuracy. checkpoints/ in a run's folder holds a digest of its data: keep it as secret as
 the data. Stop it at any time; the same command goes on where it stopped.
 Exit code 1 if one of several runs failed, or an attack refutes a PROVED epsilon.
 --dry_run prints the plan and ends: runs, epsilon of each and of all together, minutes and memory

@@ -4,9 +4,10 @@
   curl -s localhost:8080/predict -H 'Content-Type: application/json' -d '{"rows": [...]}'
   python -m launch.serve --run=runs/X --run=runs/Y --weights=.9,.1 --drift_inputs=mean
 
-The first --run answers; the second one is released by stages, to a share of requests that grows
-by rule, and is taken back by rule (--stages, --stage_requests, --error_rate, --latency_ms,
---stage_labels, --accuracy_drop). The key of a request decides which model it gets.
+The first --run answers. The second one is released by stages, to a growing share of requests. Rules
+decide when the share grows, and when the run is taken back (--stages, --stage_requests,
+--error_rate, --latency_ms, --stage_labels, --accuracy_drop). The key of a request decides which
+model it gets.
 
 Drift is the PSI of answers and of --drift_inputs over public bins, window by window (--window
 rows), against --reference. With --drift_epsilon every window is noisy and accounted.

@@ -13,8 +13,8 @@ sweep.json, curve.csv, curve.png, table.md, points/; after the last run curve.pd
 for a paper (launch.plot draws them again). Stop it at any time; the same command goes on where it
 stopped. Exit code 1 if one of its runs failed. A private selection writes best/
 (to be released), trials.json and trials/ (secret).
---processes=2 has two runs going at a time, for those that leave cores idle, as small convolutional
-networks do; each process holds the data.
+--processes=2 runs two at a time. It helps runs that leave cores idle, as those of small
+convolutional networks do; each process holds the data.
 --only='CNN @ *' runs the variants of that name alone; the same command without it goes on.
 --dry_run prints the plan and ends: runs, epsilon of each and of all together, minutes and memory
 (estimates, from a few steps on zeros); it writes nothing.

@@ -14,13 +14,13 @@ Stop it at any time; the same command goes on where it stopped.
 on the true epsilon, and what perfect scores would show. If it is above the proved epsilon, or
 guesses are too good for the proof, the exit code is 1.
 --dry_run prints the plan and ends: epsilon, noise, sampler, steps, minutes and memory (estimates,
-from a few steps on zeros); it is refused what the run would be refused, and writes nothing.
+from a few steps on zeros). It refuses what the run would refuse, and writes nothing.
 With --target=tpu:v5e:2x4 or gpu:h100:8 the step is compiled for that machine, which need not be
 there: whether it fits, its memory, what devices send, and the hours that it takes at least.
 --config.release=true takes every key from the operating system and logs nothing private.
 
-Several accelerators share every batch with --config.mesh=data:8; those of several machines, or
-of several processes of one, with the same command on all but for --process_id:
+Several accelerators share every batch with --config.mesh=data:8. On several machines, or in
+several processes of one, run the same command with another --process_id in each:
 
   python -m launch.train --config=configs/mnist_cnn.py --workdir=runs/many \\
     --config.mesh=data:16 --coordinator=10.0.0.1:9000 --num_processes=2 --process_id=0

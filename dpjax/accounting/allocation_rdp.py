@@ -1,25 +1,27 @@
 """Accounting of random allocation by Renyi DP: a pass of T Gaussian sums, both directions.
 
-The pair of `random_allocation`, L = (X_1 + .. + X_T) / T, X_t independent lognormals of mean
-1, dominates a pass for every convex function of L, so also for the two of Renyi DP:
+`random_allocation` proves that the likelihood ratio L = (X_1 + .. + X_T) / T dominates a pass, for
+every convex function of L. The X_t are independent lognormals of mean 1. Renyi DP of order a needs
+two such functions, for a record that is removed and for one that is added:
 
   removed  (a - 1) D_a(P | Q) = log E_Q L^a      added  (a - 1) D_a(Q | P) = log E_Q L^(1 - a)
 
-Removed, a integer: exact. E X^k = exp(s^2 k (k - 1) / 2), and E (X_1 + .. + X_T)^a / a! is the
-coefficient of y^a in (sum_k E X^k y^k / k!)^T, the sum over all multinomials of Feldman and
-Shenfeld (2025, arXiv:2502.08202, section 4) taken at once; all of its terms are positive.
-Between integers (a - 1) D_a is convex in a, so it is below its chord.
+Removed: exact at integers a. With s = 1 / noise multiplier, E X^k = exp(s^2 k (k - 1) / 2), and
+E (X_1 + .. + X_T)^a / a! is the coefficient of y^a in (sum_k E X^k y^k / k!)^T. This is the sum
+over all multinomials of Feldman and Shenfeld (2025, arXiv:2502.08202, section 4), taken at once.
+All of its terms are positive. Between integers (a - 1) D_a is convex in a, so it is below its
+chord.
 
 Added: with b = a - 1 > 0 and phi(c) = E exp(-c X),
 
   E L^-b = 1 / Gamma(b) int t^(b - 1) phi(t / T)^T dt,  over u = log t:  int exp(b u) phi^T du,
 
-by the trapezoid rule, whose error is bounded (Trefethen and Weideman 2014, theorem 5.1): off
-the real line by an angle d < pi / 2 the integrand is at most that at t cos d, so the integral
-there is at most cos(d)^-b of it. The same rule gives phi: off the line by i y the integrand is
-at most exp(y^2 / 2) of the normal density, y <= pi / (2 s). log phi(e^u) is concave in u (a
+by the trapezoid rule, whose error is bounded (Trefethen and Weideman 2014, theorem 5.1). Off the
+real line by an angle d < pi / 2 the integrand is at most that at t cos d, so the integral there is
+at most cos(d)^-b times the real one. The same rule gives phi: off the line by i y, y <= pi / (2 s),
+the integrand is at most exp(y^2 / 2) times the normal density. log phi(e^u) is concave in u (a
 convolution of log-concave functions), so beyond the grid the integrand is below a geometric
-sequence. Where that does not fall, the order is left out (inf).
+sequence. If this sequence does not fall, the bound is infinite, and that of one Gaussian sum holds.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from dpjax import validate
 
 # Step of u: the rule errs by less than 1e-12 of its value up to the order 1100.
 _STEP = 0.02
-# Range of log c. phi(c) < exp(-280) long before its end.
+# Range of log c. For noise multipliers above 1/2, phi(c) < exp(-280) long before its end. Below, a
+# geometric series covers the rest.
 _FIRST = -42.0
 _LAST = 60.0
 # Least log phi: the rule for phi itself errs by e^-300.
@@ -63,7 +66,7 @@ def allocation_rdp(
   wanted = np.asarray(orders, float)
   shift = 1 / noise_multiplier
   gaussian = wanted * shift**2 / 2  # of one Gaussian sum, whose divergence bounds a pass
-  # With so little noise amplification would save nothing worth having.
+  # One step is one Gaussian sum. With so little noise, amplification would save almost nothing.
   if num_steps == 1 or shift > 30:
     return gaussian
   bounds = np.maximum(
@@ -89,7 +92,7 @@ def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
   # (a - 1) D_a is zero at 0 and 1.
   moments[:2] = 0.0
   moments[2:] += rounding[2:]
-  # Convex in the order, so between integers its chord is an upper bound.
+  # The moment is convex in the order, so between integers its chord is an upper bound.
   return np.interp(orders, counts, moments) / (orders - 1)
 
 
@@ -113,7 +116,7 @@ def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
   for place, power in enumerate(powers):
     values = power * times + logs
     last = values[-1] - values[-2]
-    # Below the grid phi is at most 1, and the integrand a geometric series.
+    # Below the grid phi is at most 1, so a geometric series bounds the integrand.
     before = power * times[0] - math.log(math.expm1(power * _STEP))
     # Above it log phi is concave, so the last ratio bounds all later ones.
     beyond = values[-1] + last - math.log(-math.expm1(last)) if last < 0 else math.inf
@@ -138,7 +141,7 @@ def _laplace(shift: float) -> tuple[np.ndarray, np.ndarray]:
     block = rates[start : start + 256, None]
     terms = np.exp(block + shift * z - shift**2 / 2)  # c X at [u, z]
     with np.errstate(divide="ignore"):
-      # Here phi > 1 - c. The difference from 1 keeps all its digits.
+      # For small c, phi is near 1. A sum of expm1 keeps all digits of the difference.
       if block.max() < -1:
         logs = np.log1p(np.expm1(-terms) @ density)
       else:

@@ -1,4 +1,4 @@
-"""Bounds on attackers: guarantees in place of an epsilon, and their calibration.
+"""Bounds on attackers: guarantees that can take the place of an epsilon.
 
 An attack here is a test of membership: from all that a run releases it says whether a record
 was there. A bound is one of four numbers (Kulynych et al. 2024, arXiv 2407.02191):
@@ -9,8 +9,9 @@ was there. A bound is one of four numbers (Kulynych et al. 2024, arXiv 2407.0219
 - `BayesRisk`: the least chance of error of an attacker who has a prior (Kulynych et al. 2025,
   arXiv 2507.06969, proposition D.1).
 
-All are read from the privacy profile epsilon -> delta of the whole run, whose every pair is
-proved. Nothing goes by way of one pair (epsilon, delta), nor by the central limit.
+All are read from the privacy profile epsilon -> delta of the whole run; every pair of the profile
+is proved. None is derived from a single pair (epsilon, delta), or from the central limit.
+`calibration.calibrate_noise_to_attack` finds the noise for such a bound.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class Advantage(AttackBound):
   """No test of membership has a TPR - FPR above `advantage`.
 
   Raises:
-    UserError: outside (0, 1).
+    UserError: `advantage` outside (0, 1).
   """
 
   advantage: float
@@ -195,7 +196,7 @@ class Advantage(AttackBound):
 
 @dataclasses.dataclass(frozen=True)
 class GaussianDp(AttackBound):
-  """No test of membership beats one between N(0, 1) and N(mu, 1), up to delta.
+  """No test of membership beats the best test between N(0, 1) and N(mu, 1), up to delta.
 
   For every false positive rate, TPR <= Phi(Phi^-1(FPR) + mu) + delta. For sampled mechanisms too
   it is proved from the whole trade-off curve; no limit of many steps is used. The slack delta is

@@ -1,34 +1,37 @@
 """Balls in bins with correlated noise: an epsilon that is proved, not simulated.
 
-Noise C^-1 z, C lower triangular and not negative; each example is in one of b bins, drawn
-once, uniformly; m_j = C (e_j + e_(j+b) + ..) is the image of bin j, G_ij = <m_i, m_j> / z^2.
-With y the noise in the run without an example, the likelihood ratio of the run with it is
+The noise is C^-1 w, with white noise w of multiplier z, and C lower triangular without negative
+entries. Each example is in one of b bins, drawn once, uniformly. m_j = C (e_j + e_(j+b) + ..) is
+the image of bin j, and G_ij = <m_i, m_j> / z^2. The likelihood ratio of the run with an example,
+taken under the run without it, is
 
   L = mean_j exp(Y_j - G_jj / 2),  Y normal of covariance G,
 
-and every divergence is E f(L), f convex (`random_allocation`).
+and every divergence is E f(L) for a convex f (`random_allocation`).
 
-1. Larger is worse (Kahane 1986): where G_ij <= H_ij for all i, j, diagonal included, E f(L) is
-   no smaller for H. For F(x_1, .., x_b) = E f(mean_j x_j exp(Y_j - H_jj / 2)) has second
-   derivatives that are not negative, all of them, and along a path from G to H the derivative
-   of E F is half the sum of (H - G)_ij E x_i x_j F_ij.
+1. Larger is worse (Kahane 1986): if G_ij <= H_ij for all i, j, diagonal included, E f(L) is no
+   smaller for H. Proof: F(x_1, .., x_b) = E f(mean_j x_j exp(Y_j - H_jj / 2)) has no negative
+   second derivative, mixed ones included. Along a path from G to H the derivative of E F is half
+   the sum of (H - G)_ij E x_i x_j F_ij.
 2. Adaptive runs: given the past, step t multiplies the terms by lognormals of covariance
-   <u_i, u_j> / z^2, u_j the row's sum of entries of C times the clipped gradients of bin j up
-   to t: at most the products of the rows' sums of entries, as C is not negative. By 1., from
-   the last step to the first, equal gradients of norm 1 are worst, whatever came before.
-3. Bins g apart: the b turns of A = {0, g, 2 g, ..}, floor(b / g) bins, cover all alike, so a
-   run is the mixture of b runs with bins in a turn of A, and a divergence is at most the
-   largest of theirs (joint convexity).
-4. In A: with d the largest of G_jj, and c of G_ij with i, j at least g apart (round the
-   circle), H = c + (d - c) 1{i = j} is larger than G. For H, L is the product of
-   exp(N - c / 2) and the mean of floor(b / g) independent lognormals of variance d - c: the
-   likelihood ratio of one Gaussian sum of noise multiplier c^-1/2 and one pass of random
-   allocation of (d - c)^-1/2. So the run costs no more than both composed.
+   <u_i, u_j> / z^2. Here u_j is the sum, over the steps s <= t of bin j, of C_ts times the clipped
+   gradient at s. As no C_ts is negative, <u_i, u_j> is at most the product of the two sums of
+   C_ts. By 1., from the last step to the first, equal gradients of norm 1 are worst, whatever
+   came before.
+3. Bins g apart: let A = {0, g, 2 g, ..} hold floor(b / g) bins. Its b turns round the circle of
+   bins cover every bin equally often. So a run is the mixture of b runs, each with its bins in one
+   turn of A. By joint convexity its divergence is at most the largest of theirs.
+4. Bins of one turn of A: let d be the largest G_jj, and c the largest G_ij with i, j at least g
+   apart (round the circle). Then H_ij = c + (d - c) 1{i = j} is at least G_ij. For H, L is the
+   product of exp(N - c / 2), N normal of variance c, and the mean of floor(b / g) independent
+   lognormals of variance d - c. That is the likelihood ratio of one Gaussian sum of noise
+   multiplier c^-1/2 and one pass of random allocation of (d - c)^-1/2. So the run costs no more
+   than both composed.
 
-Every g gives a bound; the best of some is taken, which looks at no data. Where bands of C
-reach over few bins, g as large makes c = 0. Schuchardt and Kalinin (2026, arXiv:2601.21636)
-bound the Renyi divergence of the same pair by dynamic programming and its loss by conditional
-composition; Choquette-Choo et al. (2024, arXiv:2410.06266) simulate it (`monte_carlo`).
+Every g gives a bound. The best of several is taken; the choice looks at no data. If g is at least
+the number of bands of C, then c = 0. Schuchardt and Kalinin (2026, arXiv:2601.21636) bound the
+Renyi divergence of the same pair by dynamic programming and its loss by conditional composition;
+Choquette-Choo et al. (2024, arXiv:2410.06266) simulate it (`monte_carlo`).
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.accounting.matrix import Strategy, turn_images
 
-# Least share of the common part c in d, unless c is zero. A smaller one would need too fine grids
-# of losses.
+# Least share of the common part c in d, unless c is zero. A smaller share would need too fine a
+# grid of losses.
 _LEAST = 1e-6
 
 
@@ -63,10 +66,11 @@ def balls_in_bins_event(
   Args:
     strategy: C, with no negative entry.
     noise_multiplier: multiplier of the white noise, std / l2_clip_norm.
-    num_steps: steps of the whole run. num_bins: steps of one pass.
+    num_steps: number of steps of the whole run.
+    num_bins: number of steps of one pass.
     spacing: g of the proof, 1 .. num_bins; each gives a valid bound.
 
-  Guarantee: costs no less than the run, adaptive or not (proof above), or than its beginning.
+  Guarantee: costs no less than the run, or any beginning of it, adaptive or not (proof above).
 
   >>> from dpjax.noise.correlated import BandedToeplitz
   >>> event = balls_in_bins_event(BandedToeplitz((1.0, 0.5)), noise_multiplier=2.0,
@@ -85,9 +89,9 @@ def balls_in_bins_event(
   largest = float(gram.diagonal().max())
   common = float(gram[far].max(initial=0.0))
   if spacing >= (strategy.bands or num_bins) or num_bins // spacing == 1:
-    # Rows of different bins are disjoint, or there is one bin.
+    # Images of different bins share no row, so they are orthogonal; or there is one bin.
     common = 0.0
-  # Step 4 of the proof. A larger common part is larger in every entry, hence sound.
+  # Step 4 of the proof. A larger common part makes H larger, so it is sound.
   common = min(largest, max(common, _LEAST * largest)) if common > 0 else 0.0
   parts = [_gaussian(noise_multiplier, common)] if common > 0 else []
   left = largest - common

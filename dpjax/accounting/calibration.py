@@ -28,8 +28,8 @@ MAX_NOISE_MULTIPLIER = 1e6
 MIN_SAMPLING_PROB = 1e-9
 MAX_NUM_STEPS = 10_000_000
 
-# Stands for the target's accountant on a coarse grid of losses. The number is how many answers
-# that grid may suggest.
+# Name of the target's accountant on a coarse grid of losses, and the most answers that this grid
+# may suggest.
 _COARSE = "coarse"
 _MOST_GUESSES = 4
 
@@ -48,7 +48,7 @@ def calibrate_noise_multiplier(
 ) -> float:
   """Returns the smallest noise_multiplier z at which the run `make_event(z)` keeps `epsilon`.
 
-  Guarantee: the run costs at most `epsilon`, and at least `(1 - tol) * epsilon` unless epsilon
+  Guarantee: the run costs at most `epsilon`, and at least `(1 - tol) * epsilon` unless the cost
   jumps there or the answer is MIN_NOISE_MULTIPLIER.
   Raises Unreachable if even MAX_NOISE_MULTIPLIER costs more.
 
@@ -80,7 +80,7 @@ def calibrate_noise_to_attack(
     make_event: noise multiplier -> event of the whole run.
     attack: the most that an attacker may achieve, such as `TruePositiveRate(tpr=0.1, fpr=0.01)`.
     delta: slack of a `GaussianDp` bound; the other bounds hold without one.
-    tol: the attacker's gain at the answer may be below its limit by this share of it.
+    tol: share of the limit by which the attacker's gain at the answer may be below the limit.
     counting: relation and accountant, as in `epsilon`.
 
   Guarantee: the bound holds at the answer.

@@ -6,7 +6,7 @@ the vector AFTER scaling and rounding. Rounding makes it larger (see
 of one record under add_or_remove_one and replace_special, and twice that under replace_one. No
 amplification by sampling is claimed. Where every client adds a share of the noise, removing a
 client also removes its share. So `SkellamDpEvent`, the event of Skellam noise, is proved only under
-replace_special and replace_one.
+replace_special and replace_one. In the table D2 and D1 are the L2 and L1 sensitivities.
 
 | noise                            | Renyi divergence at order a                        | from |
 | -------------------------------- | -------------------------------------------------- | ---- |
@@ -104,7 +104,8 @@ def skellam_rdp(
 
   Args:
     l1_sensitivity: see the function `l1_sensitivity`.
-    orders: > 1. One that is no integer gets the value of the next integer, an upper bound.
+    orders: Renyi orders > 1. An order that is no integer gets the value of the next integer, which
+      is an upper bound.
 
   >>> curve = skellam_rdp(1e6, l2_sensitivity=1.0, l1_sensitivity=1.0)
   >>> round(float(curve[0]) * 1e6, 3)  # that of a Gaussian, here
@@ -137,7 +138,7 @@ def epsilon_from_rdp(rdp: np.ndarray, *, delta: float, num_steps: int = 1) -> fl
 
 @dataclasses.dataclass(frozen=True)
 class DistributedNoise:
-  """Noise that clients add in shares, sized for the smallest number that may reach the sum.
+  """Noise that clients add in shares, sized for the smallest number of shares in a sum.
 
   Every client adds a share of variance `share_variance`. A sum of `min_survivors` shares or more
   holds the guaranteed noise: further shares only post-process it. A sum of fewer holds less noise

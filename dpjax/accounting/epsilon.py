@@ -56,13 +56,14 @@ class Counting(TypedDict, total=False):
 # the error was at most 4e-17 per step (measured at 10, 4e3, 3e5, 1e6 and 1e7 steps). 2.5
 # times that is added back.
 _PLD_ROUNDING = (1e-13, 1e-16)  # (once, per composed step)
-# Widest grid of privacy losses, except where the losses are huge.
+# Largest interval of the grid of privacy losses, unless the losses are huge.
 _INTERVAL = 4e-4
-# If losses need a wider grid than this, epsilon is reported as infinite: none is useful.
+# If losses need a wider grid than this, epsilon is reported as infinite: no finite one
+# would be useful.
 _WIDEST = 100.0
-# Points of one step's grid, and of the composed grid: a bound on memory.
+# Most points of one step's grid, and of the composed grid: a bound on memory.
 _MAX_POINTS = (2e5, 4e6)
-# Factor by which `coarse_grid` widens the grid: a power of two, as all grids differ by one.
+# Factor by which `coarse_grid` widens the grid: a power of two, like the ratio of any two grids.
 _COARSER = 8.0
 _widened = contextvars.ContextVar("widened", default=1.0)
 
@@ -386,8 +387,8 @@ def _pld(steps: Parts) -> pld_lib.PrivacyLossDistribution:
   return _pld_of(parts, _interval(steps))
 
 
-# Few entries, since one can hold millions of points. Replacing asks for the same run at
-# several deltas.
+# Few entries, since one can hold millions of points. Accounting for a replaced record asks for the
+# same run at several deltas.
 @functools.lru_cache(maxsize=2)
 def _pld_of(
   steps: tuple[tuple[type, DpEvent, int], ...],
@@ -407,7 +408,7 @@ def _pld_one(cls: type, part: DpEvent, interval: float) -> pld_lib.PrivacyLossDi
 
 
 def _interval(steps: Parts) -> float:
-  """Returns the width of the grid of losses: small for small losses, wide for huge ones.
+  """Returns the interval of the grid of losses: small for small losses, wide for huge ones.
 
   A grid of h adds about h^2 / 4 to the variance r of one step's loss, so h = sqrt(r) / 60
   costs about 1e-4 of it.

@@ -10,10 +10,10 @@ the neighbours' outputs are, given o,
 
   P = E_I N(u_I),  u_I = sum over i in I of x - o_i,   and   Q = E_I N(v_I),  likewise with y.
 
-At I empty both are N(0), with the chance 1 - q, q = 1 - (1 - 1 / n)^b. Write P_1 and Q_1 for the
-rest. Of a set I of m places u_I and v_I have norm 2 m at most, and so has their difference
-m (x - y). By advanced joint convexity (Balle, Barthe and Gaboardi 2018, arXiv:1807.01647,
-theorem 2), at g = 1 + q (g' - 1) >= 1 and with B = g / g',
+With the chance 1 - q, q = 1 - (1 - 1 / n)^b, I is empty and both are N(0). Write P_1 and Q_1 for
+the rest. For a set I of m places, u_I and v_I have norm 2 m at most, and so has their difference,
+m (x - y). By advanced joint convexity (Balle, Barthe and Gaboardi 2018, arXiv:1807.01647, theorem
+2), the hockey-stick divergence at g = 1 + q (g' - 1) >= 1 satisfies, with B = g / g',
 
   H_g(P, Q) <= (1 - B) q H_g'(P_1, N(0)) + B q H_g'(P_1, Q_1).
 
@@ -27,10 +27,10 @@ is at least H_g(P, Q) and H_g(Q, P) and, as divergences are jointly convex, thei
 falls from 1 to q, so in the tails k is nearly G.
 
 A profile composes adaptively if it is convex (Zhu, Dong and Wang 2022, arXiv:2106.08567, theorem
-10). At g = 1 it is where G(1) >= h(1) / 2, which holds: beyond half of the least shift each of the
-Gaussians has more mass than N(0) by half of its total variation, at least. Elsewhere it is checked
-where it is used: where two slopes on the grid fall, h takes its place. That is convex for any
-b, as a mean of the profiles of `exchanged_sample`, with G = h (theorem 10 of Balle et al.).
+10). k is convex at g = 1 if G(1) >= h(1) / 2. This holds: beyond half of the least shift each of
+the Gaussians has more mass than N(0) by half of its total variation, at least. Elsewhere convexity
+is checked on the grid: if a slope falls, h takes the place of k. h is convex for any b, as a mean
+of the profiles of `exchanged_sample`, with G = h (theorem 10 of Balle et al.).
 
 Where a record joins, Q = N(0) given o. Then P and N(0) are a mixture of Gaussians against one:
 `BoundedContributionKind` has its proof, with b records of a chance 1 / n and twice the shift.
@@ -73,7 +73,7 @@ def copies(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray, 
   ([1, 2], [0.375, 0.0625], 0.0)
   """
   numbers = np.arange(1, min(batch_size, _MOST_COPIES) + 1)
-  more = stats.binom.sf(numbers - 1, batch_size, 1 / num_examples)  # of so many or more
+  more = stats.binom.sf(numbers - 1, batch_size, 1 / num_examples)  # P(M >= number)
   kept = more > _LEAST_MASS
   chances = stats.binom.pmf(numbers[kept], batch_size, 1 / num_examples)
   beyond = float(more[~kept][0]) if not kept.all() else 0.0
@@ -89,8 +89,8 @@ def copies_profile(
 
   Args:
     epsilons: [k].
-    num_examples: n, of both neighbours.
-    batch_size: b, draws of a step.
+    num_examples: n, number of records of either neighbour.
+    batch_size: b, number of draws of a step.
     noise_multiplier: std of the noise / clip norm of one copy.
 
   >>> copies_profile(np.array([0.0, 1.0]), num_examples=4, batch_size=2,
@@ -100,7 +100,7 @@ def copies_profile(
   losses, places = np.unique(np.abs(np.asarray(epsilons, float)), return_inverse=True)
   numbers, chances, beyond = copies(num_examples, batch_size)
   joining = joining_prob(num_examples, batch_size)
-  # h of the proof: a mean of profiles of batches in which every copy is the same number.
+  # h of the proof: the mean over M of the profile at M times the shift.
   apart = np.zeros(len(losses))
   for number, chance in zip(numbers, chances, strict=True):
     apart += (chance / joining) * profile(
@@ -184,8 +184,8 @@ def copies_pld(
   al. 2022, arXiv:2207.04380). Both directions have the same distribution.
 
   Args:
-    num_examples: n, of both neighbours.
-    batch_size: b, draws of a step.
+    num_examples: n, number of records of either neighbour.
+    batch_size: b, number of draws of a step.
     noise_multiplier: std of the noise / clip norm of one copy.
     interval: distance between neighbouring losses of the grid.
 

@@ -53,7 +53,7 @@ def log_ratio(points: np.ndarray, *, sampling_prob: float, shift: float) -> np.n
   """Returns log((1 - q) + q N(shift) / N(0)), where N(s) is the density of a unit normal at mean s.
 
   Args:
-    points: where to take it, in standard deviations of the noise.
+    points: points at which the ratio is taken, in standard deviations of the noise.
     sampling_prob: q, the chance that one record is in the batch.
     shift: 2 / noise_multiplier.
 
@@ -85,8 +85,8 @@ def profile(
   """
   shift = 2 / noise_multiplier
   losses = np.abs(np.asarray(epsilons, float))
-  # e^loss = 1 + q (e^inner - 1): the losses of the two Gaussians that the step is a mixture of.
-  # For a large loss e^loss would overflow.
+  # e^loss = 1 + q (e^inner - 1), where `inner` is the loss of two Gaussians `shift` apart. For a
+  # large loss e^loss would overflow.
   with np.errstate(over="ignore"):
     inner = np.where(
       losses < 30,
@@ -167,7 +167,8 @@ def exchanged_rdp(
 
 
 def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
-  """Returns upper bounds on `_moments`, [k]: log(1 + integral of N(0) r^a), by binomial sums."""
+  """Returns upper bounds on `_moments`, [k]: log(1 + integral over r > 1 of N(0) r^a), by binomial
+  sums."""
   wanted = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)]))
   logs = []
   # If every record is in the batch (q = 1), only the last term of the sum is not zero.
@@ -182,8 +183,8 @@ def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.
     tails += counts * (counts - 1) * shift**2 / 2
     terms = binomial + others + counts * np.log(sampling_prob) + tails
     logs.append(np.logaddexp(0.0, special.logsumexp(terms)))
-  # Convex in the order, so between integers its chord is an upper bound. The factor covers the
-  # rounding of the sums.
+  # The moment is convex in the order, so between integers its chord is an upper bound. The factor
+  # covers the rounding of the sums.
   return np.interp(orders, wanted, logs) * (1 + 1e-12)
 
 

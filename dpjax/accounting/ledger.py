@@ -175,7 +175,7 @@ class Ledger:
     """Returns epsilon of everything that ran: `epsilon(self.event(), delta=delta)`.
 
     Raises:
-      UserError: a relation (default: the recorded one) under which no step was accounted.
+      UserError: a step was charged under another relation than this (default: the recorded one).
     """
     return epsilon_of(
       self.event(),
@@ -233,8 +233,8 @@ class Ledger:
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Ledger:
-    """Returns the ledger that `to_json` wrote. UserError if it is malformed or repeats or omits
-    a step.
+    """Returns the ledger that `to_json` wrote; raises UserError if it is malformed, or repeats or
+    omits a step.
 
     >>> Ledger.from_json(Ledger().to_json())
     Ledger(charges=())

@@ -1,13 +1,13 @@
 """Accounting of correlated noise: the sensitivity of C x under bounded participation.
 
-The matrix mechanism C x + z (z white, of standard deviation noise_multiplier clip norms) is one
-Gaussian mechanism. As C is lower triangular, this holds even if later rows of x depend on earlier
+The matrix mechanism C x + w (w white noise of standard deviation z clip norms) is one Gaussian
+mechanism. As C is lower triangular, this holds even if later rows of x depend on earlier
 outputs (Denisov et al. 2022, arXiv:2202.08312, theorem 2.1). Its sensitivity is the largest
 |C u|, where u are the clipped gradients of ONE example at the steps in which it takes part:
 
   |C u|^2 = sum_ij (C^T C)_ij <u_i, u_j>  <=  sum_ij |C^T C|_ij   over its steps i, j,
 
-with equality, for equal u_i, where no entry of C^T C among them is negative
+with equality, for equal u_i, if no entry of C^T C at these steps is negative
 (Choquette-Choo et al. 2022, arXiv:2211.06530). After t steps only the first t rows have been
 released. Their sensitivities s_t rise with t, so the run is accounted step by step: step t counts
 as a Gaussian of noise multiplier z / sqrt(s_t^2 - s_{t-1}^2). The events of t steps then compose to
@@ -17,7 +17,7 @@ exactly the Gaussian of noise multiplier z / s_t.
 | ------------------------------------------- | -------------------------------------------- |
 | cyclic: r, r + b, r + 2 b, ..               | exact: the worst of b patterns               |
 | at least b apart, C Toeplitz and falling    | exact: 0, b, 2 b, .. is worst (Kalinin 2024) |
-| at least b apart, C of at most b bands      | upper bound: worst column of each b          |
+| at least b apart, C of at most b bands      | upper bound: worst column of each b steps    |
 | at least b apart, any other C               | refused                                      |
 | cyclic and sampled, C of at most b bands    | amplified: one sampled Gaussian per turn     |
 
@@ -47,7 +47,8 @@ from dpjax.validate import UserError, Verbatim
 _DENSE = 4096
 # Most entries of one array: 2 GiB of float64, and a few such arrays are held at once.
 _MOST_ENTRIES = 2**28
-# Entries of C above minus this count as zero: they are rounding.
+# Negative entries of C count as zero down to minus this, and a Toeplitz column may rise by as much:
+# it is rounding.
 _ZERO = 1e-12
 
 
@@ -111,15 +112,16 @@ def sensitivity(
   far = np.abs(np.subtract.outer(np.arange(num_steps), np.arange(num_steps))) >= min_sep
   if not gram[far].any():
     return float(np.sqrt(_heaviest(np.diag(gram), min_sep, times)))
-  # For each step its heaviest partners, then the heaviest such steps. It is only an upper bound,
-  # since different steps may choose different partners.
+  # Each step weighs with its heaviest partners; then the heaviest steps are chosen. This is only an
+  # upper bound, since different steps may choose different partners.
   rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], min_sep, times - 1)
                    for i in range(num_steps)])  # fmt: skip
   return float(np.sqrt(_heaviest(rows, min_sep, times)))
 
 
 def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:
-  """Returns the largest sum of at most `times` weights >= 0 whose places are min_sep apart."""
+  """Returns the largest sum of at most `times` weights >= 0 whose places are min_sep or more
+  apart."""
   # Dynamic programming: best[i] is the answer for places from i on.
   best = np.zeros(len(weights) + min_sep)
   for _ in range(times):
@@ -134,9 +136,10 @@ def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:
 def turn_images(
   strategy: Strategy, num_steps: int, turns: int, factors: tuple[float, ...] = ()
 ) -> np.ndarray:
-  """Returns C' (e_r + e_{r + turns} + ..) for each r = 0 .. turns - 1: [num_steps, turns].
+  """Returns C' (e_r + e_{r + turns} + ..) for each r = 0 .. turns - 1.
 
   C' is C with row t divided by factors[t], the factor of the noise at step t; () is all 1.
+  The result is [num_steps, min(turns, num_steps)]: later columns would be zero.
 
   >>> from dpjax.noise.correlated import Tree
   >>> turn_images(Tree(restart_every=4), 4, 2)[3]
@@ -174,10 +177,10 @@ def participation_costs(
   """Returns squared sensitivities s_t^2 of the first t rows of C, t = 1 .. num_steps; rising.
 
   Args:
-    strategy: C, with no negative entry (its own guarantee).
-    min_sep, cyclic: steps of one example are at least min_sep apart; multiples of it if
-      cyclic. Nothing else limits how often an example takes part.
-    factors: factors of the white noise at each step, () for 1.
+    strategy: C, which must have no negative entry.
+    min_sep, cyclic: steps of one example are at least min_sep apart; if cyclic, multiples of
+      min_sep apart. Nothing else limits how often an example takes part.
+    factors: factor of the white noise at each step; () for 1 at every step.
 
   Guarantee: see the table above. Raises UserError if no bound is known.
 
@@ -192,7 +195,7 @@ def participation_costs(
     costs = np.cumsum(squares, axis=0).max(axis=1)
   else:
     costs = _separated_costs(strategy, num_steps, min_sep, factors)
-  # More rows never cost less than fewer. Rounding may say so, which is corrected here.
+  # More rows never cost less than fewer. If rounding says otherwise, it is corrected here.
   costs = np.maximum.accumulate(costs)
   # As in `turn_images`: the cache returns this array itself.
   costs.flags.writeable = False
@@ -304,7 +307,7 @@ def correlated_events(
     costs = amplified_costs(strategy, num_groups=min_sep, **options)
     turns = [_event(cost, noise_multiplier) for cost in costs]
     sampled = [poisson_sampled_event(turn, sampling_prob=sampling_prob) for turn in turns]
-    # The whole turn is paid for at its first step, so a run may stop anywhere in it.
+    # The whole turn is accounted at its first step, so a run may stop anywhere in it.
     quiet = [dpa.NoOpDpEvent()] * (min(min_sep, num_steps) - 1)
     return tuple(itertools.chain.from_iterable([event, *quiet] for event in sampled))[
       :num_steps
@@ -322,7 +325,7 @@ def _event(cost: float, noise_multiplier: float) -> DpEvent:
 
 
 def joined(events: Sequence[DpEvent]) -> DpEvent:
-  """Returns the event of all steps together; neighbours that are equal become one count.
+  """Returns the event of all steps together; equal events in a row become one with a count.
 
   >>> joined([gaussian_event(1), gaussian_event(1), dpa.NoOpDpEvent()]).events[0].count
   2

@@ -6,7 +6,7 @@ P = sum_i p_i N(s_i) and Q = N(0), with unit noise and shifts s_i >= 0. The loss
 
 rises with x and is convex. So each epsilon has one threshold, which Newton's method finds from
 above, and both directions of the hockey-stick divergence are sums of normal tails. Any threshold
-gives a divergence that is no larger than the true one, and an error of it counts by its square.
+gives a divergence no larger than the true one. Its error enters the divergence only squared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from scipy import special, stats
 _TAIL = 10.0
 _LEAST_MASS = 1e-23
 _NEWTON = 100
-# On a long grid, thresholds are first found for every so many losses, and then in between.
+# On a long grid, thresholds are first found for one loss in 256. They then give Newton's method its
+# starts for the losses in between.
 _KNOT_DISTANCE = 256
 _MOST_COUNTS = 256
 # If there are more numbers of successes than this, those that are together rarer than `_RARE` are
@@ -46,7 +47,7 @@ def binomial_counts(trials: int, prob: float) -> tuple[np.ndarray, np.ndarray]:
   """
   counts = np.arange(min(trials, _MOST_COUNTS) + 1)
   chances = np.asarray(stats.binom.pmf(counts, trials, prob), float)
-  # The logarithms below would be infinite. Such chances are far below any delta.
+  # Logarithms of smaller chances may be infinite. Such chances are far below any delta.
   kept = chances > 1e-300
   counts = counts[kept].astype(float)
   chances = chances[kept] / chances[kept].sum()
@@ -70,7 +71,7 @@ def typical_renyi_two(*, chances: np.ndarray, shifts: np.ndarray) -> float:
   0.25
   """
   logs: np.ndarray = np.log(chances)
-  # Rare batches with very many records would ask for a grid that no other batch can use.
+  # Rare batches with very many records would ask for a grid too coarse for all others.
   losses = np.minimum(np.outer(shifts, shifts), _LARGEST_PAIR)
   return max(float(np.asarray(special.logsumexp(logs[:, None] + logs + losses))), 1e-30)
 
@@ -170,7 +171,7 @@ def _starts_above(
     tangents = knots[before] + (losses - knot_losses[before]) / knot_slopes[before]
   # L rises: the threshold of a larger loss lies above as well.
   nexts = np.append(knots, far)[before + 1]
-  # A flat tangent says nothing.
+  # A flat tangent reaches no loss. Then the farthest point is the start.
   tangents = np.where(np.isfinite(tangents), tangents, far)
   return np.minimum(np.maximum(tangents, knots[before]), nexts)
 
@@ -182,7 +183,7 @@ def _newton(
   far = shifts[-1] + 2 * _TAIL
   for _ in range(_NEWTON):
     values, slopes = _losses_and_slopes(points, log_chances, shifts)
-    # Convex and begun from above, so steps lead down and never past the root.
+    # L is convex and the start is above the root, so steps lead down and never past it.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
       steps = np.where(slopes > 0, (values - losses) / slopes, np.inf)
     moved = np.clip(points - np.maximum(steps, 0.0), -far, far)
@@ -223,7 +224,7 @@ def _deltas(
     else:
       deltas = np.exp(log_q) - np.where(of_p > 0, np.exp(epsilons) * of_p, 0.0)
   deltas = np.nan_to_num(deltas, nan=0.0, neginf=0.0)
-  # At least 1 - e^epsilon, and falling: what rounding takes away is put back.
+  # Delta is at least 1 - e^epsilon, and falls with epsilon. What rounding takes away is put back.
   least = np.maximum(-np.expm1(np.minimum(epsilons, 0.0)), 0.0)
   deltas = np.minimum(np.maximum(deltas, least) + _ROUNDING, 1.0)
   return np.maximum.accumulate(deltas[::-1])[::-1]

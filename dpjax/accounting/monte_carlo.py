@@ -1,18 +1,20 @@
 """Epsilon of balls in bins and b-min-sep sampling by simulation: an upper bound with a
 confidence, NOT a proof.
 
-Correlated noise C^{-1} z, C lower triangular and not negative, with an example in a random
-set S of steps, drawn independently of the others, is dominated by the pair: y = z-noise with
-C 1_S added against y = noise (balls in bins: Choquette-Choo et al. 2024, arXiv:2410.06266;
-for every distribution of S by the proof in `bins`, whose steps 1. and 2. take any mean over S).
+The noise is C^{-1} z, with white noise z, and C lower triangular without negative entries. An
+example is in a random set S of steps, drawn independently of the other examples. The pair
+y = z + C 1_S against y = z dominates the run. For balls in bins see Choquette-Choo et al. (2024,
+arXiv:2410.06266). For any distribution of S it follows from steps 1. and 2. of the proof in `bins`,
+which take any mean over S.
 
 For balls in bins S is a bin, and only the b products of the bins' images with y enter the loss, so
 it is cheap to draw. (`bins` has a proved bound.) For b-min-sep (as in arXiv:2602.09338), with at
 most b bands the columns of one S share no row. So the sum over all S is computed step by step; its
 state is the step from which the example may take part again.
 
-The confidence: delta at epsilon is the mean of a variable in [0, 1], which Hoeffding's inequality
-bounds from N draws, in the form exp(-N kl(mean, bound)).
+The confidence: delta at epsilon is the mean of a variable in [0, 1]. If that mean is delta or
+more, N draws have a mean of at most m < delta with a chance of at most exp(-N kl(m, delta)), by
+Hoeffding's inequality.
 """
 
 from __future__ import annotations
@@ -216,7 +218,7 @@ class _MinSep(NamedTuple):
     step t. Columns of one set share no row, so factors of steps multiply. With little noise one
     factor exceeds float64, so logarithms are added."""
     bands, steps = self.columns.shape
-    # log 0: before the first step no state has mass.
+    # log 0 is -inf: at sampling_prob 1 an example that may take part always does.
     with np.errstate(divide="ignore"):
       takes = np.log(self.prob)
       leaves = np.log1p(-self.prob)
@@ -270,7 +272,7 @@ def _least_epsilon(losses: np.ndarray, limit: float) -> float:
   The mean falls with epsilon, so bisection finds it."""
   low = -1
   high = len(_GRID) - 1
-  # This form of the comparison also fails for NaN.
+  # With NaN this form of the comparison gives inf, too.
   if not _mean_delta(losses, _GRID[high]) <= limit:
     return math.inf
   while high - low > 1:

@@ -40,7 +40,7 @@ class Proved(NamedTuple):
       name: name of the sampler or event, for the message.
 
     Raises:
-      UserError: there is no proof under this relation, but under another one.
+      UserError: an unknown relation, or one without a proof where others have one.
 
     >>> Proved(("replace_one",)).checked_relation("", "FixedSizeSampler")
     'replace_one'

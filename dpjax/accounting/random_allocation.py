@@ -1,7 +1,7 @@
 """Random allocation: each record in ONE of T steps, drawn uniformly; its privacy loss, proved.
 
-One pass of T Gaussian sums, of noise multiplier z = 1 / s, a record in step J, uniform. Let Q
-be the run without the record and P the one with it. Their likelihood ratio is
+One pass has T Gaussian sums of noise multiplier z = 1 / s. A record is in step J, drawn uniformly.
+Let Q be the run without the record and P the one with it. Their likelihood ratio is
 
   L = dP/dQ = (X_1 + .. + X_T) / T,  X_t = exp(s_t Z_t - s_t^2 / 2),  Z_t normal under Q,
 
@@ -10,8 +10,8 @@ earlier outputs. Every hockey-stick divergence is E_Q of a convex function of L:
 the record removed (P against Q), (1 - a L)_+ with it added (Q against P), a >= 0.
 
 1. Given the past, X_t is lognormal with mean 1, and grows in convex order with s_t. Exchanging
-   X_T, .., X_1, one after the other, for independent lognormals of s makes no divergence smaller:
-   the pair of s is dominating, also for adaptive runs, so passes whose steps are drawn anew
+   X_T, .., X_1, one after the other, for independent lognormals of s makes no divergence smaller.
+   So the pair of s dominates, also for adaptive runs, and passes whose steps are drawn anew
    compose (Zhu, Dong and Wang 2022, arXiv:2106.08567, theorem 10).
 2. Each X_t is spread onto a grid 0, h, 2 h, ..: what lies in a cell goes to its two ends with
    the mean kept. That is larger in convex order, so the divergences of the sum of the spread
@@ -19,15 +19,15 @@ the record removed (P against Q), (1 - a L)_+ with it added (Q against P), a >= 
 3. The sum is taken at once, as a power of a discrete Fourier transform, on a window of the
    grid, round a circle. What wraps onto a smaller loss is counted as lost (delta), by
    Chernoff's bound on the very masses; what wraps onto a larger one is pessimistic as it is.
-   A term beyond its cap: where the record is removed, its mass is spread to 0 and infinity,
-   which keeps the mean, and its share of P counts as lost. Where it is added, it becomes the
-   cap, for (1 - a L)_+ falls in L.
+   A term beyond its cap is changed. If the record is removed, the term's mass is spread to 0 and
+   infinity, which keeps the mean, and its share of P counts as lost. If the record is added, the
+   term becomes the cap, since (1 - a L)_+ falls in L.
 4. log L is spread onto the accountant's grid of losses by 2. ("connect the dots").
 5. Rounding: masses before the sum are raised by their relative error, for more mass is a
    larger divergence. The transforms' error is bounded in L1 (`_sum`) and added, doubled,
    as mass at infinite loss. They are taken in long double, where the machine has one.
 
-Where a record is in k of T steps (`KOutOfTKind`), all sets S of k steps alike,
+Where a record is in k of T steps (`KOutOfTKind`), and all sets S of k steps are equally likely,
 
   L = sum over S of prod_(t in S) X_t / (T choose k),
 
@@ -41,14 +41,14 @@ and k passes of about T / k steps each dominate:
    the product is that of k independent passes, of one step out of |B_j| each.
 
 Feldman and Shenfeld (2025, below) reduce it to k passes of floor(T / k) steps. Blocks of unequal
-size use all steps: T mod k of them have one more. It is exact at k = 1 and k = T. Between, the true
-cost is smaller, and nobody has proved by how much.
+size use all steps: T mod k of them have one more. It is exact at k = 1 and k = T. For other k the
+true cost is smaller, and nobody has proved by how much.
 
-The observation 1. that the pair is that of T independent lognormals, and numerical accounting
-by it, are Feldman and Shenfeld's (2025, arXiv:2502.08202; 2026, arXiv:2602.17284); T steps
-without adaptivity were Choquette-Choo et al.'s (2024, arXiv:2410.06266) and Chua et al.'s
-(2024) balls in bins. The discretisation here is our own: the convex order serves both
-directions, and the sum is taken on a grid of L, not of log L, so one FFT does.
+Feldman and Shenfeld (2025, arXiv:2502.08202; 2026, arXiv:2602.17284) observed 1., and account
+numerically by the pair of T independent lognormals. T steps without adaptivity are the balls in
+bins of Choquette-Choo et al. (2024, arXiv:2410.06266) and Chua et al. (2024). The discretisation
+here is our own: the convex order serves both directions, and the sum is taken on a grid of L, not
+of log L, so one FFT does.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ from dpjax import validate
 
 # Least and most number of cells in the window of L.
 _CELLS = (2**16, 2**20)
-# Wanted width of a cell, in s. The variance that it adds is negligible.
+# Wanted width of a cell, in units of s. The variance that it adds is negligible.
 _FINE = 0.05
 # Standard deviations of a term's loss that the window covers: for z >= 1, and for z < 1.
 _TAILS = (8.0, 7.0)
-# From this 1 / z on no amplification is claimed, since almost none is left.
+# Above this 1 / z no amplification is claimed, since almost none is left.
 _MOST_SHIFT = 4.0
-# Up to this 1 / z none is claimed either: cells would be coarser than the loss.
+# Below this 1 / z none is claimed either: cells would be coarser than the loss.
 _LEAST_SHIFT = 1e-3
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 # Relative error of one cell's mass at s = 1: quadrature and rounding.
@@ -96,7 +96,7 @@ def allocation_pld(
   """Returns the privacy loss distribution of one pass, an upper bound at any interval and cells.
 
   Args:
-    num_steps: T, steps of the pass.
+    num_steps: T, number of steps of the pass.
     noise_multiplier: z, std / l2_clip_norm.
     interval: distance between neighbouring losses of the grid.
     cells: number of cells of the grid of likelihood ratios, a power of two; 0 chooses it.
@@ -226,8 +226,8 @@ def _one_term(
   .., (cells - 1) h; mass beyond the grid under P)."""
   up = np.zeros(cells - 1)
   down = np.zeros(cells - 1)
-  # Near 0 the cells are wide beside the density, so closed forms are used. Further out they
-  # would cancel.
+  # Near 0 the density changes within a cell, so closed forms are used. Further out these would lose
+  # digits by cancellation.
   first = min(cells - 1, math.ceil(4 * max(1.0, 1 / shift)))
   with np.errstate(divide="ignore"):
     edges = np.log(np.arange(first + 1) * width) / shift + shift / 2
@@ -258,16 +258,16 @@ def _one_term(
 def _sum(
   masses: np.ndarray, having: np.ndarray | None, num_steps: int, cells: int
 ) -> tuple[np.ndarray, float]:
-  """(masses of a sum of T terms, round a circle of `cells`; bound on their error in L1).
+  """Returns (masses of a sum of T terms, round a circle of `cells`; bound on their error in L1).
 
-  Under P one of all terms, any with the same chance, is tilted.
+  Under P one term is tilted, each with the same chance: `having` holds its masses.
 
-  An entry of a transform of mass m errs by at most d = 8 log2(N) u m: it is a sum over at
-  most log2(N) stages, each with a rounding of a few u (Higham 2002, Accuracy and Stability
-  of Numerical Algorithms, section 24.1, has less for accurate twiddle factors); in L2 the
-  same holds of the way back (theorem 24.2). A product of T entries of size at most a, each
-  off by d, is off by T d (a + d)^(T - 1), and by T 4 u of itself from multiplying. From L2 to
-  L1 it is a factor of sqrt(N), after Parseval.
+  With N cells and unit roundoff u, an entry of a transform of mass m errs by at most
+  d = 8 log2(N) u m. It is a sum over at most log2(N) stages, each with a rounding of a few u
+  (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 24.1, has less for accurate
+  twiddle factors). The transform back has the same bound in L2 (theorem 24.2). A product of T
+  entries of size at most a, each off by d, is off by T d (a + d)^(T - 1), and multiplying adds an
+  error of 4 T u times the product. After Parseval, going from L2 to L1 costs a factor of sqrt(N).
   """
   # A circular sum: masses beyond the last cell are folded onto the first ones.
   folded = lambda masses: np.bincount(np.arange(len(masses)) % cells, masses, cells)
@@ -276,8 +276,8 @@ def _sum(
   image = long(masses)
   sizes = np.abs(image).astype(np.float64)
   spread = np.exp((num_steps - 2 + (having is None)) * np.log(sizes + 2 * off))
-  # One tilted term under P, so T - 1 others remain. Powers by squaring, with the rounding
-  # of n - 1 products.
+  # Under P one term is tilted, so T - 1 others remain. Their power is taken by squaring; it rounds
+  # no more than one product after the other.
   power = image
   for bit in bin(num_steps - (having is not None))[3:]:
     power = power * power

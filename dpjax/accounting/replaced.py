@@ -10,9 +10,10 @@ where d is the curve of removing or adding, of the whole run. Any e1 + e2 = epsi
 the best of a few is taken. Q need not be a run that anybody could have: a Gaussian sum's
 midpoint is within one clip norm of both sums two clip norms apart.
 
-Direct pairs (X_1 + .. + X_T of one record over that of the other) would be tighter, by up to
-sqrt(2) where little is lost. That such a pair dominates is not proved here: the convex order
-of `random_allocation` is about one sum, and no two sums of the same normals are independent.
+Direct pairs (X_1 + .. + X_T of one record over that of the other) would be tighter, by a
+factor of up to sqrt(2) if privacy losses are small. That such a pair dominates is not proved here:
+the convex order of `random_allocation` is about one sum, and no two sums of the same normals are
+independent.
 """
 
 from __future__ import annotations

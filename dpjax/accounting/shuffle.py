@@ -11,8 +11,8 @@ randomiser. For those `sampling.ShuffledSampler` claims no amplification.
 
 | bound                | by                                         | when                         |
 | -------------------- | ------------------------------------------ | ---------------------------- |
-| `amplified_epsilon`  | theorem 3.1, closed form                   | eps_0 <= ln(n / 16 ln(2/d))  |
-| `amplified_delta`    | theorem 3.2, the clones' masses added up   | always; n up to a few 10^5   |
+| `amplified_epsilon`  | theorem 3.1, closed form                   | eps_0 <= ln(n/(16 ln(2/d)))  |
+| `amplified_delta`    | theorem 3.2, the clones' masses added up   | always; n at most 10^6       |
 """
 
 from __future__ import annotations

@@ -78,15 +78,15 @@ def privacy_statement(
 
   Args:
     event: event of the whole run.
-    num_examples: under add_or_remove_one the DECLARED number that the mechanism used, a
-      constant; under the other relations that of the data, which neighbours share.
+    num_examples: number of units. Under add_or_remove_one it is the DECLARED constant that the
+      mechanism used; under the other relations it is that of the data, which neighbours share.
     unit: what counts as one record, such as "example" or "user".
     epsilon_kind: a key of `EPSILON_KINDS`.
-    epsilons: name -> epsilon, replaces the table by values that no accountant computes.
+    epsilons: name -> epsilon. It replaces the table by values that no accountant computes.
     delta_set_aside: part of delta reserved for a failure outside `event`, such as a batch above
       its capacity. Epsilon is taken at the remaining delta.
     noise: the noise of a step in words, if it differs from that of `event`. It follows the
-      description of `event`, which is then called the event that is accounted.
+      description of `event`, which then says that it is not the noise of a step.
     statistics: private statistics from before the first step, in words, which are part of
       `event`; "" without any.
 

@@ -111,7 +111,8 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
     )
   for inner in kind.repeated(part):
     inner_kind = kind_of(inner)
-    # The analysis of the best of several runs has no proof for such a replacement.
+    # The analysis of the best of several runs has no proof for a replacement that is
+    # accounted as removing and adding.
     if neighboring_relation == REPLACE and inner_kind.replaced_in_two:
       raise UserError(
         "is not proved for the best of several runs",

@@ -22,12 +22,12 @@ from dpjax.accounting.loss_masses import Profile
 # Epsilons of `all_pairs`. Each pair bounds the curve of true positive rates by a tangent. A finer
 # grid would lower the bound by less than 1e-3.
 _EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
-# Number of epsilons of a curve up to the slack.
+# Number of epsilons of a curve, up to where delta is the slack.
 _POINTS = 129
-# Largest epsilon of a curve where no epsilon is finite at the slack.
+# Last epsilon of a curve if no finite one reaches the slack.
 _WIDEST = 100.0
-_MOST = 1e4  # of mu
-# Rounding of a Gaussian's delta, times 1 + epsilon.
+_MOST = 1e4  # largest mu
+# The rounding of a Gaussian's delta is at most this times (1 + epsilon).
 _ROUNDING = 1e-14
 
 
@@ -121,8 +121,9 @@ class TradeOff(NamedTuple):
     """
     corners = [0.0, 1.0]
     odds, deltas = self._hull()
-    # Lines 1 - delta - e^epsilon x of two neighbours meet here. Those of the other
-    # direction meet at the mirrored point, and both directions where x = y.
+    # Lines 1 - delta - e^epsilon x of two neighbouring pairs meet at these rates x. Lines of the
+    # other direction meet at the mirrored points; a line meets its mirror image where both rates
+    # are equal.
     meet = -np.diff(deltas) / np.diff(odds)
     corners += meet.tolist()
     corners += (1 - deltas[:-1] - odds[:-1] * meet).tolist()
@@ -142,7 +143,7 @@ class TradeOff(NamedTuple):
     it add nothing to the curve.
     """
     kept: list[tuple[float, float]] = []
-    # Lines with a smaller delta, or steeper ones, do not matter for rates in float64.
+    # After the first delta below 1e-12, or above epsilon 40, lines do not matter in float64.
     last = int(np.argmax(np.append(self.deltas <= 1e-12, True))) + 1
     useful = self.epsilons[:last] <= 40
     for x, y in zip(np.exp(self.epsilons[:last][useful]), self.deltas[:last][useful]):
@@ -201,7 +202,7 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
 
 
 def pairs_of(profile: Profile, slack: float) -> TradeOff:
-  """Returns pairs of a privacy profile: dense up to where delta is `slack`, then up to 200.
+  """Returns pairs of a privacy profile: dense up to where delta is `slack`, then sparse up to 200.
 
   Args:
     profile: epsilons -> deltas, such as that of `privacy_profile`.

@@ -246,10 +246,10 @@ def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses
 def _lifted(masses: LossMasses, place: str) -> LossMasses:
   """Returns masses that lower no cost of what they are composed with.
 
-  Of a mechanism's P and Q, sum p e^-loss is the mass of Q where P has some, so it is at most
-  that of P. Where it is more, losses below 0 cancel those of other mechanisms: with a mass of 1
-  at -20 a run of epsilon 10 would seem to cost nothing. Otherwise nothing is cancelled, by
-  Jensen's inequality: delta of the other is convex in e^epsilon, and falls.
+  For a mechanism's pair P and Q, sum p e^-loss is the mass that Q has where P has mass, so it is at
+  most the mass of P. If it is more, losses below 0 cancel those of other mechanisms: with a mass of
+  1 at -20 a run of epsilon 10 would seem to cost nothing. Otherwise nothing is cancelled, by
+  Jensen's inequality: delta of the other mechanism is convex in e^epsilon, and falls.
 
   The Fourier transform leaves masses of about 1e-18 at losses as low as -40, which weigh e^40.
   The lowest masses are lifted to loss 0, which is pessimistic, until the sum is small enough.

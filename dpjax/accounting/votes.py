@@ -34,7 +34,7 @@ _LEAST_LOG = -700.0
 
 
 def log_prob_of_others(counts: Sequence[float] | np.ndarray, std: float) -> float:
-  """Returns a bound on the log probability that noisy votes elect another class than the votes.
+  """Returns a bound on the log probability that noisy votes elect another class than exact ones.
 
   It is a union bound over the other classes (proposition 7).
 
@@ -50,7 +50,7 @@ def log_prob_of_others(counts: Sequence[float] | np.ndarray, std: float) -> floa
   winner = int(np.argmax(counts))
   gaps = counts[winner] - np.delete(counts, winner)
   pairs = stats.norm.logsf(gaps, scale=math.sqrt(2) * std)
-  # The class with most votes wins at least as often as each other, so at least 1 time in K.
+  # The class with most votes wins at least as often as any other, so at least 1 time in K.
   union: Any = special.logsumexp(pairs)
   return min(float(union), math.log1p(-1 / len(counts)))
 
@@ -99,7 +99,7 @@ def threshold_rdp(
 
   Args:
     count: the largest number of votes for one class; a neighbour's differs by at most one.
-    threshold: public, in votes.
+    threshold: public number of votes.
     std: standard deviation of the noise on `count`.
 
   >>> threshold_rdp(250, 200, 10.0, [8.0]).round(6) <= 8.0 / (2 * 10.0**2)

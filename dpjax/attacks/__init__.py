@@ -1,7 +1,7 @@
-"""Attacks on what training releases (gradients, messages of clients, models), by the pipelines
-that trained them.
+"""Attacks on what training releases: gradients, messages of clients, models.
 
-Membership inference, from a model's answers to the line that its epsilon allows:
+Membership inference scores records by a model's answers. The verdict compares the scores with the
+true positive rate that the model's epsilon allows:
 
   halves = random_halves(17, len(records), seed=0)       # 16 shadows and a target
   scores = train_shadows(records, halves, algorithm=..., batches=plan.batches, ...)
@@ -25,8 +25,7 @@ Others, each measured with exact intervals:
 | federated rounds, by lying clients   | `poisoned_training`, `poisoning_grid`                |
 
 An attack that finds little is weak, or the model is private; only a proof can tell which of the
-two. `dpjax.auditing` makes the opposite statement: a lower bound on epsilon, which holds at 95 %
-for one run.
+two. `dpjax.auditing` instead proves a lower bound on epsilon from one run, at 95 % confidence.
 """
 
 from typing import TYPE_CHECKING

@@ -203,7 +203,7 @@ def judge(
   fprs: Sequence[float] = roc.FPRS,
   confidence: float = 0.95,
 ) -> Judgement:
-  """Judges whether an attack is below a line, above it, or undecided for want of records.
+  """Judges whether an attack is below a line, above it, or has too few records to tell.
 
   Above: at one of the rates even the lower end of the TPR exceeds what the upper end of the FPR
   allows. Below: at each rate even the upper end of the TPR is no more than what the lower end of

@@ -36,7 +36,7 @@ class Decoder(NamedTuple):
   mean: np.ndarray  # [*shape] of the inputs that it was trained on
 
   def __call__(self, answers: HostArray) -> np.ndarray:
-    """Decodes answers. Raises UserError if they have other classes or are no probabilities."""
+    """Decodes answers. Raises UserError for another number of classes, or no probabilities."""
     logs = _logs(answers)
     if logs.shape[1:] != self.center.shape:
       raise UserError(

@@ -44,7 +44,8 @@ class ClassInversion:
   Args:
     temperature: divisor of the logits in p. Above 1, a model that is nearly sure of the class still
       gives a gradient that moves the input.
-    l2, total_variation: weights of the priors, near the mean and smooth (images only).
+    l2, total_variation: weights of the two priors, which hold an input near the mean and make it
+      smooth (images only).
     mean: mean of the public prior, around which the search starts: a number, or [*shape].
     spread: standard deviation of the random starts around the mean.
     low, high: bounds of each number of an input; None: no bound.

@@ -3,8 +3,8 @@
 | attack    | what every attacker sends                           | source                      |
 | --------- | --------------------------------------------------- | --------------------------- |
 | `alie`    | the honest mean, z honest standard deviations off   | Baruch et al. 2019          |
-| `min_max` | the honest mean, moved while its largest distance   | Shejwalkar, Houmansadr 2021 |
-|           | to an honest message is one of honest messages      |                             |
+| `min_max` | the honest mean, moved until it is as far from an   | Shejwalkar, Houmansadr 2021 |
+|           | honest message as the two most distant are apart    |                             |
 | `min_sum` | the same for the sum of squared distances to all    | Shejwalkar, Houmansadr 2021 |
 |           | honest messages                                     |                             |
 
@@ -58,9 +58,9 @@ def alie(z: float | None = None) -> Poisoning:
   """Returns the attack "A little is enough": the honest mean minus z standard deviations.
 
   Args:
-    z: None chooses the largest z at which the attackers, with the honest clients that are further
-      off, form a majority, if messages are Gaussian: Phi(z) = (n - m - s) / (n - m). Here m of n
-      clients attack, and s = floor(n / 2 + 1) - m.
+    z: number of standard deviations. None: the largest z at which the attackers and the honest
+      clients that are further off form a majority, for Gaussian messages. It solves Phi(z) =
+      (n - m - s) / (n - m), where m of n clients attack, and s = floor(n / 2 + 1) - m.
 
   Raises UserError for z that is not positive.
 
@@ -75,7 +75,7 @@ def alie(z: float | None = None) -> Poisoning:
     m = honest.num_attackers
     supporters = jnp.floor(n / 2 + 1) - m
     share = (n - m - supporters) / jnp.maximum(n - m, 1)
-    # If half of the clients or more attack, every z works, and the paper names none.
+    # If the attackers alone are a majority, every z works, and the paper names none.
     largest = special.ndtri(jnp.clip(share, 1e-3, 1 - 1e-3))
     return honest.mean - (largest if z is None else z) * honest.std
 
@@ -144,7 +144,7 @@ def min_sum(direction: str = "std") -> Poisoning:
     way = _way(honest, direction)
     off = jnp.where(honest.there[:, None], mean[None] - honest.messages, 0.0)
     # Offsets from the mean sum to 0. So a message's sum of squared distances is n times its
-    # own squared offset, plus the sum of all of them.
+    # own squared offset, plus the sum of all squared offsets.
     squares = jnp.sum(off**2, axis=1)
     square = jnp.sum(way**2)
     gamma = jnp.sqrt(jnp.max(squares) / jnp.where(square > 0, square, 1.0))

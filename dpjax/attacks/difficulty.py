@@ -1,8 +1,8 @@
 """Membership by quantile regression: no shadow models (Bertran et al. 2023).
 
 The attacker has records that were certainly not trained on. From them it learns how sure the model
-is of a non-member that looks like x. If the model is surer of x than of nearly all of these, the
-attacker calls x a member.
+is of non-members that look like a record x. If the model is surer of x than of nearly all such
+non-members, the attacker calls x a member.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def quantile_regression(
   fpr: float = 0.01,
   seed: int = 0,
 ) -> np.ndarray:
-  """Returns the log odds [n] minus the (1 - fpr) quantile of a non-member like x.
+  """Returns the log odds [n] minus the (1 - fpr) quantile of those of similar non-members.
 
   Gradient-boosted trees learn the quantile on half of the known records, by the pinball loss. The
   other half corrects it by a constant (split conformal prediction). So a non-member that is drawn
@@ -41,8 +41,8 @@ def quantile_regression(
     fpr: false positive rate in (0, 1) at which members are to be found, at least 1 / (m / 2 + 1).
     seed: seed of the halves and the trees.
 
-  Raises UserError for shapes that do not match, NaN, infinite numbers, too few known records for
-  `fpr`.
+  Raises UserError for shapes that do not match, NaN, infinite numbers, or too few known records
+  for `fpr`.
 
   >>> known = np.linspace(0, 1, 400)
   >>> options = dict(known_log_odds=5 * known, known_features=known[:, None], fpr=0.05)

@@ -46,8 +46,8 @@ def ask(
     labels_only: answers are 1 for the most probable label, and 0 for all others.
     decimals: number of decimals of the rounded probabilities; None: not rounded.
 
-  Raises UserError for both defences at once. The function raises it for inputs that the model does
-  not take.
+  Raises UserError for both defences at once. The returned function raises it for inputs that the
+  model does not take.
 
   >>> door = ask(lambda w, x: x * w, 1.0, decimals=1)
   >>> door(np.array([[0.0, 1.0]])).tolist()  # .269, .731
@@ -215,7 +215,7 @@ def extraction_curve(
     target: the attacker's access to the model, `ask(...)`.
     held_out: inputs [m, ...] on which copy and target are compared. The attacker asks none of them.
 
-  Raises UserError for more queries than inputs, or held-out inputs among them.
+  Raises UserError for more queries than there are rows, or held-out inputs that are queries, too.
   """
   x = np.asarray(queries)
   others = np.asarray(held_out)

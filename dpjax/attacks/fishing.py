@@ -41,8 +41,8 @@ def fish(
       about e^-strength times those of the class. More than about 80 underflows in float32.
 
   Raises:
-    UserError: no such layer or label, a layer without a bias, a column of zeros, or a strength
-      that is not above 0.
+    UserError: no such layer or label, a layer without a bias, weights of the class that are all
+      0, or a strength that is not above 0.
 
   >>> head = {"kernel": np.ones((2, 3)), "bias": np.zeros(3)}
   >>> fished = fish({"head": head}, 1)["head"]
@@ -55,7 +55,7 @@ def fish(
     raise UserError("must have a bias, which is pushed down", field="layer", value=layer)
   validate.integer_in(0, last["kernel"].shape[1] - 1, label=label)
   if not np.any(last["kernel"][:, label]):
-    # Then no gradient at all would pass.
+    # Weights of 0 would let no gradient at all pass.
     raise UserError(
       "must have weights for the class that are not 0", field="layer", value=layer
     )

@@ -94,14 +94,14 @@ class Dlg:
   """Deep leakage from gradients: L-BFGS on the squared distance of the messages.
 
   SciPy's line search finds 4 of 4 digits behind a convolutional network with tanh, where steps of a
-  fixed length find none in 600. Both find CIFAR-10 images behind Zhu's LeNet, which needs the long
-  memory. The "300 iterations" of the paper are outer steps of up to 20 inner ones.
+  fixed length find none in 600 steps. Both find CIFAR-10 images behind Zhu's LeNet, which needs the
+  long memory. The "300 iterations" of the paper are outer steps of up to 20 inner ones.
 
   Args:
     steps: largest number of gradient evaluations of one restart.
     learning_rate: length of a step without a line search.
     memory: pairs that L-BFGS keeps.
-    tolerance: a restart has converged at this objective, a share of |message|^2.
+    tolerance: a restart has converged at or below this objective, a share of |message|^2.
     float64: computes in float64, which resolves smaller differences than float32.
     line_search: False takes steps of a fixed length, with all restarts side by side.
   """
@@ -151,7 +151,7 @@ class CosineAdam:
   """Inverting gradients: Adam on gradient signs matches the message's angle, with smooth images.
 
   Args:
-    steps: Adam steps; the learning rate falls to a tenth after 3/8, 5/8 and 7/8 of them.
+    steps: Adam steps; the learning rate is divided by 10 after 3/8, 5/8 and 7/8 of them.
     total_variation: weight of total variation beside 1 - cosine; must be 0 without images.
     bounds: (low, high) of every input value.
     tolerance: a restart has converged at or below this objective; 0: practically never.
@@ -171,7 +171,7 @@ class CosineAdam:
     check_bounds(self.bounds)
 
   def check(self, shape: Sequence[int]) -> None:
-    """Raises UserError unless the examples are images, which total variation needs."""
+    """Raises UserError if total variation is used and the examples are no images."""
     if self.total_variation and len(shape) != 4:
       raise UserError(
         f"needs images [B, H, W, C], got shape {tuple(shape)}; use total_variation=0",
@@ -286,7 +286,7 @@ class Inversion:
     Args:
       seen: the message, with the structure of the view's messages.
       labels: [B], known or from `infer_labels`. None: the method searches for labels together with
-        the inputs, as in the first paper.
+        the inputs, as in Zhu et al. 2019.
       key: typed key of the first guesses.
 
     Raises:

@@ -1,7 +1,7 @@
 """InfoRMIA: the relative attack, with information in place of a count (Tao and Shokri 2025).
 
 `rmia` counts the records that x beats, so all records that beat every other one are tied. InfoRMIA
-takes the mean margin by which x beats them, in nats, and needs no gamma.
+takes the mean margin of x over all other records, in nats, and needs no gamma.
 """
 
 from __future__ import annotations

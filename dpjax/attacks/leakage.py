@@ -76,7 +76,7 @@ def _scored(
   # null do not.
   rng = np.random.default_rng([seed, 0x9A1F])
   drawn = [np.mean(score(rng.permutation(count))) for _ in range(num_null)]
-  # The tolerance lets equal means count as equal, whose sums round differently.
+  # The tolerance lets means count as equal that differ by the rounding of their sums alone.
   as_much = np.sum(np.array(drawn) >= mean - 1e-12)
   p_value = (1 + int(as_much)) / (1 + num_null)
   if values.size == 1:
@@ -133,8 +133,8 @@ def dense_leakage(
       f"for each batch of x, got {slopes.shape}",
       field="kernels",
     )
-  units = _unit(np.swapaxes(slopes, 1, 2))  # [N, m, d] [N, B, d]
-  records = _unit(batches)
+  units = _unit(np.swapaxes(slopes, 1, 2))  # [N, m, d]
+  records = _unit(batches)  # [N, B, d]
 
   def score(order: np.ndarray) -> np.ndarray:
     products = records[order] @ np.swapaxes(units, 1, 2)  # [N, B, m]

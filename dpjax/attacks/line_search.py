@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize
 
-# value and gradient [d] at a point [d]
+# Function from a point [d] to the value and the gradient [d] there.
 Differentiated = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 

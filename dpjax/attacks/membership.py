@@ -18,7 +18,7 @@ the true members.
 | `quantile_regression` | other records, certainly not trained on | Bertran et al. 2023        |
 
 For several queries of one record (augmented copies) there is one `Evidence` for each query. The
-authors' code thresholds the mean of their `lira` scores.
+code of Carlini et al. thresholds the mean of a record's `lira` scores.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Added to every standard deviation against division by 0, as in the authors' code.
+# Added to every standard deviation against division by 0, as in the code of Carlini et al.
 _FLOOR = 1e-30
-# Scores beyond this are refused: their squares divided by the floor would overflow float64.
+# Scores of this size or more are refused. For smaller scores, the square of (difference of two
+# scores / floor) stays far within float64.
 _HUGE = 1e60
 
 

@@ -339,7 +339,7 @@ def poisoned_training(
     The server's parameters after the last round.
 
   Raises:
-    UserError: attackers who collude with an aggregator other than `colluding(aggregator, attack)`.
+    UserError: the attackers collude, and the aggregator is not `colluding(aggregator, attack)`.
   """
   if attack.collude is None:
     wrap = lambda client: scaled_messages(client, attack.factor)

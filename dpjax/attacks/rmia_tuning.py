@@ -44,7 +44,7 @@ def tune_rmia(
   The best pair has the largest true positive rate at `fpr`, in the mean over the shadow models.
   Ties go to the smaller gamma, then to the larger mean AUC, then to the earlier pair. The target's
   own scores are not read. For one model a larger gamma only ties records and reorders none. So if
-  `gammas` holds 1, the result is 1.
+  `gammas` holds 1, the chosen gamma is 1.
 
   Args:
     gammas, temperatures: values to try, in all pairs.
@@ -52,7 +52,8 @@ def tune_rmia(
     offline, offline_a: as in `rmia`.
 
   Raises UserError for no pair to try, a value out of its range, or no shadow that can play the
-  target. That needs two other shadows, one of them without each record, and online one with it.
+  target. A shadow can play it if at least two others remain, and each record is out of one of them
+  and, online, in one of them.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held, rng = random_halves(9, 300, seed=0), np.random.default_rng(0)

@@ -1,9 +1,9 @@
 """Effects of poisoning on each aggregator: a grid of attacks and defences, as a table.
 
-A defence FAILS if an attack lowers the accuracy or raises the attack's success: if the exact
-interval of one does not overlap that of the same defence without attackers. Else it is not shown
-to fail, which proves nothing. A cell marks more attackers than the aggregator is made for, where it
-promises nothing.
+A defence FAILS if its accuracy falls or the attack's success rises beyond chance: the exact
+interval with attackers does not overlap the one without attackers. Else the defence is not shown to
+fail, which proves nothing. A `*` marks a cell with more attackers than the aggregator is made for:
+there it promises nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Defence(NamedTuple):
   """An aggregator, and how many arbitrary clients of n it tolerates."""
 
   aggregator: Aggregator
-  # of n messages; None: the aggregator bounds each message and outvotes none (a clipped mean)
+  # Function from the number n of messages to the number of clients. None: the aggregator bounds
+  # each message and outvotes none (a clipped mean).
   tolerates: Callable[[int], int] | None
 
 
@@ -94,7 +95,7 @@ class PoisoningOutcome(NamedTuple):
   tolerates: int | None  # attackers that the defence is made for; None as in `Defence`
   accuracy: Counted  # on the untouched test records
   success: Counted | None  # victims that are called what the attacker wants
-  # the same two of this defence without attackers
+  # accuracy and success of this defence without attackers
   clean_accuracy: Counted
   clean_success: Counted | None
 
@@ -161,7 +162,7 @@ def poisoning_grid(
     fractions: fractions of the clients that attack, each > 0. One beyond what an aggregator
       tolerates runs too, and its verdict says so.
     seed: seed of the choice of attackers.
-    tell: is called with each verdict as soon as it is known.
+    tell: function that is called with each verdict as soon as it is known.
 
   Raises UserError for nothing to run, or a fraction that rounds to no attacker.
   """

@@ -278,7 +278,8 @@ def slices(
 def table(leakages: Mapping[str, Leakage]) -> str:
   """Returns a Markdown table with one row for each attack.
 
-  A rate is marked < if there are too few non-members for its FPR: its threshold admits none.
+  A rate is marked < if there are too few non-members for its FPR: its threshold admits no false
+  positive.
 
   >>> print(table({"loss": measure(np.arange(20.0), np.arange(20) >= 10, fprs=[0.2])}))
   | attack | TPR at 20 % FPR | AUC | balanced accuracy |

@@ -46,7 +46,7 @@ def imprint(
       products with the direction, so that k bins are equally likely.
     layer: name of the first layer.
     gain: scale of the next kernel. The gradients of all bins grow with it.
-    seed: seed of the direction, which is random to tie fewer inputs than a mean of pixels would.
+    seed: seed of the direction. It is random, since a mean of pixels would tie more inputs.
 
   Raises:
     UserError: no such layer, a layer without a bias, inputs of another size or not finite, or no

@@ -1,10 +1,11 @@
-"""Signals of membership: one number for each record, from one query. Larger means more certain.
+"""Signals of membership: one number for each record, from one query. It is larger for a record
+whose label the model is surer of.
 
 Membership attacks use log odds, log(p / (1 - p)) for the probability p that a model gives to the
 record's own label. Carlini et al. (2022) found them nearly Gaussian over models. Confidence and
-loss can be computed from log odds without loss of digits. The reverse loses digits for p near 1,
-except from losses or logits by this module. Where p is 0 or 1 in floating point, log odds are about
-+-103.6, as in the authors' own code.
+loss can be computed from log odds without loss of digits. For p near 1, log odds that come from
+confidences lose digits; those that this module computes from losses or logits do not. Where p is 0
+or 1 in floating point, log odds are about +-103.6, as in the code of Carlini et al.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dpjax.metrics import Apply
 from dpjax.types import Array, HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# Floor of probabilities, as in the authors' code.
+# Floor of probabilities, as in the code of Carlini et al.
 _TINY = 1e-45
 LARGEST = -math.log(_TINY)
 
@@ -197,7 +198,9 @@ def by_parts(ask: Callable[[np.ndarray], Array], count: int, batch_size: int) ->
 
 
 def num_classes(apply: Apply, params: Params, shape: Sequence[int]) -> int:
-  """Returns the number K of classes of `apply(params, x [B, *shape]) -> logits [B, K]`, unrun.
+  """Returns the number K of classes of a model that is not run.
+
+  The model is `apply(params, x [B, *shape]) -> logits [B, K]`.
 
   Raises UserError if the model takes no such input, or returns something else.
 

@@ -1,8 +1,8 @@
 """BaVarIA: LiRA with variances that work with few shadow models (Brännvall 2026).
 
 `lira` uses either a variance for each record, which a few shadows estimate badly, or one for all
-records, which is wrong for most. A conjugate prior is between the two. It pools the variance of all
-records, as if from some number of shadows, and adds the record's own shadows.
+records, which is wrong for most. A conjugate prior is between the two. It counts the pooled
+variance of all records as some number of shadows, and adds the record's own shadows to them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def bavaria(
   with mean c and sum S of squared deviations, a further model's log odds follow Student's t
   distribution around c. It has d = prior_weight + k - 1 degrees of freedom, and the squared scale
   (prior_weight * pooled + S) / d * (1 + 1 / k). Source: arXiv 2603.11799, "BaVarIA-t"; the default
-  weight is dpjax's. Offline, the score is the logit of P(T <= t) out, which grows with t.
+  weight is dpjax's. Offline, the score is the logit of P(T <= t | out), which grows with t.
 
   Args:
     offline: uses only shadows that did not hold a record.
     prior_weight: number of shadows that the prior counts as. A large number gives nearly one
       variance for all records; 0 gives each record its own.
 
-  Raises UserError as `lira` does with a fixed variance, or without where prior_weight is 0.
+  Raises UserError as `lira` does with a fixed variance, or without one if prior_weight is 0.
 
   >>> shadows = np.array([[1.0, 9.0], [2.0, 7.0], [8.0, 1.0], [9.0, 3.0]])
   >>> held = np.array([[False, True]] * 2 + [[True, False]] * 2)

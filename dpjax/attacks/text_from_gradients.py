@@ -10,7 +10,7 @@ tests a whole beginning of a line. The attack needs no gradient search and no la
 | --------------------------------| ---------------------------------------- | ------------------ |
 | gradient of a kernel [d, P]     | the inputs x                             | d - 1              |
 | of LoRA's A [d, r], B not 0     | some r combinations of the inputs        | r                  |
-| of LoRA's B [r, P], any B       | A^T x, which the server knows to compute | r - 1              |
+| of LoRA's B [r, P], any B       | A^T x, which the server can compute      | r - 1              |
 
 LoRA starts with B = 0. Then the gradient of A is 0, and only that of B shows the text. Clipping of
 each line or of all only scales each input, which changes no span. Noise fills all dimensions. The
@@ -32,7 +32,7 @@ from dpjax.attacks import signals
 from dpjax.types import HostArray, Params
 from dpjax.validate import UserError
 
-# Inputs [n, T, d] of the attacked layer of each block, of tokens [n, T].
+# Function from parameters and tokens [n, T] to the inputs [n, T, d] of each block's attacked layer.
 Inputs = Callable[[Params, Any], list[Any]]
 
 # Singular values below this share of the largest are rounding of a float32 gradient.
@@ -78,7 +78,8 @@ def span(gradient: HostArray, *, rank: int | None = None) -> np.ndarray:
   """Returns an orthonormal basis [d, r] of the columns of a gradient [d, P].
 
   Args:
-    gradient: of a kernel or a factor, with the layer's inputs along the first axis.
+    gradient: gradient of a kernel or of a LoRA factor, with the layer's inputs along the first
+      axis.
     rank: number of directions, the largest first; None: all that are larger than rounding. Noise
       fills all directions, so an attacker then has to assume a rank.
 
@@ -161,7 +162,7 @@ class SpanAttack:
 
     Returns:
       Distances [length, vocab_size]. They are infinite for the tokens to skip, and all infinite if
-      the span is empty or everything.
+      the span is empty or the whole space.
     """
     tokens = np.tile(np.arange(self.vocab_size)[:, None], (1, self.length))
     first = np.asarray(self.inputs(params, jnp.asarray(tokens, jnp.int32))[0], np.float64)

@@ -1,7 +1,7 @@
 """Tests of epsilon: canaries, likelihood ratios, and the lower bounds they prove.
 
-What catches what, for one Gaussian release that claims epsilon 1, 2, 4 or 8 at delta 1e-5
-(lower bounds; * where the claim is refuted; tests/auditing holds them):
+Lower bounds that audits give for one Gaussian release with a planted bug, which claims epsilon 1,
+2, 4 or 8 at delta 1e-5. A * marks a refuted claim. tests/auditing holds these numbers:
 
 | planted bug      | 20,000 trials, any DP | 20,000 trials, Gaussian | 1,000 canaries, one_run |
 | ---------------- | --------------------- | ----------------------- | ----------------------- |
@@ -11,12 +11,11 @@ What catches what, for one Gaussian release that claims epsilon 1, 2, 4 or 8 at 
 | clip after sum   | 1.1* 2.2* 4.5* 7.0    | 1.9* 4.1* 8.6* 18*      | 0.0 0.0 0.0 0.0         |
 
 The trials are likelihood ratios of one example (`likelihood_ratio`, `gdp_lower_bound`), the
-canaries are `gradient_canaries` in one run. No audit for any mechanism can show more than
-about log(trials / 5.9), 8.1 here, or in one run more than 3.7 with 1,000 canaries: above
-that, only the Gaussian bound can refute. A crowd of canaries cannot see a clip that they
-share.
+canaries are `gradient_canaries` in one run. A bound that holds for any mechanism cannot exceed
+about log(trials / 5.9), 8.1 here, or 3.7 with these 1,000 canaries in one run. Above that, only the
+Gaussian bound can refute. Many canaries in one run cannot show a fault of the clip that they share.
 
-`canary_clients` are users of a federated run; every run may have them, by `--audit`.
+`canary_clients` are users of a federated run. Every federated run may have them, by `--audit`.
 """
 
 from typing import TYPE_CHECKING

@@ -2,7 +2,7 @@
 
 Only the functions of `lower_bounds` refute. An interval here says how much an estimate (an AUC, a
 point estimate of mu) would vary if as many scores were drawn again, in the limit of many scores.
-It is labelled so wherever it is written.
+Results label it so.
 """
 
 from __future__ import annotations

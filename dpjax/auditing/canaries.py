@@ -108,10 +108,11 @@ def insert_canaries(
   """Inserts canaries: `num_canaries` rows of the training data, each in by a fair coin.
 
   Args:
-    train: not changed.
+    train: the training data, which is not changed.
     num_canaries: m <= len(train) rows that become canaries.
     seed: seed of the choice of rows, of their change, and of the coins.
-    keep_labels: a canary keeps the label of its row, for guarantees that do not cover labels.
+    keep_labels: whether a canary keeps the label of its row, for guarantees that do not cover
+      labels.
     kind: "mislabelled" (a wrong label), "random" (noise with a random label) or "gradient"
       (a label of its own beyond the classes: train with `canary_loss`).
     neighboring_relation: what a canary that is out leaves; see the table above.
@@ -225,8 +226,8 @@ def loss_scores(
 def gradient_scores(
   loss_fn: LossFn, before: Params, after: Params, canaries: Canaries
 ) -> Scores:
-  """Returns how far the parameters moved along each canary's own negative gradient, a unit vector
-  at `before`. The attacker knows the first and the last parameters."""
+  """Returns how far the parameters moved along each canary's own negative gradient at `before`,
+  scaled to length 1. The attacker knows the first and the last parameters."""
   moved = jax.tree.map(lambda a, b: jnp.asarray(b) - jnp.asarray(a), after, before)
 
   def along(batch: Example) -> jax.Array:

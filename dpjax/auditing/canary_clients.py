@@ -10,8 +10,8 @@ clients. Only its data, or what it sends, differs. What it does, by kind:
 | `parameter`   | sends in every round a number for one parameter that nobody else has,   |
 |               | far longer than the clip norm: as much as a user may do. No model reads |
 |               | that parameter, so canaries leave the model as it is                    |
-| `direction`   | sends one direction among the model's own parameters, as long (Andrew   |
-|               | et al. 2023)                                                            |
+| `direction`   | sends one direction among the model's own parameters, equally long      |
+|               | (Andrew et al. 2023)                                                    |
 | `mislabelled` | trains, as others do, on its rows with wrong labels                     |
 | `random`      | trains on noise with random labels                                      |
 
@@ -23,20 +23,23 @@ What is left of a canary that is out, by the neighbouring relation:
 | `replace_one`       | sends the opposite       | the client as it was     |
 | `replace_special`   | a client without records | a client without records |
 
-Why a bound from here exceeds a true epsilon no more often than its confidence says. Let M(c) be
-everything that the rounds show as a function of the coins c in {0, 1}^m, which are independent,
-fair, and drawn from a stream of their own. All else is fixed before c and without it: place, rows
-and direction of a canary, all other clients, the sampling scheme, the noise, the divisor and the
-number of rounds. Then M(c) and M(c') of coins that differ in one place are runs on data that
-differ in ONE client as the relation says. The guarantee of the run, (epsilon, delta)-DP for a
-user, means that M is (epsilon, delta)-DP in each coin. That is the only premise of Steinke, Nasr
-and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary computes from M(c) alone.
-`one_run_fdp` also needs M to be Gaussian-DP. Canaries that join change nothing in this: under
-add_or_remove_one a guarantee is about federations of any size. M is run on the same clients, beside
-those canaries that are in. The sampler has room for all m of them, and its probability and the
-divisor are those of the federation without any. Parameters of canaries are a part of the messages,
-under one clip norm and one noise with the model's: a longer vector, for which the Gaussian
-mechanism promises the same. The part of the model that is kept at the end is post-processing of M.
+Proof that a bound from here exceeds the true epsilon with probability at most 1 - confidence. Let
+M(c) be everything that the rounds show as a function of the coins c in {0, 1}^m. The coins are
+independent, fair, and drawn from a stream of their own. All else is fixed before c and without it:
+place, rows and direction of a canary, all other clients, the sampling scheme, the noise, the
+divisor and the number of rounds. Then M(c) and M(c') of coins that differ in one place are runs on
+data that differ in ONE client as the relation says. The guarantee of the run, (epsilon, delta)-DP
+for a user, means that M is (epsilon, delta)-DP in each coin. That is the only premise of Steinke,
+Nasr and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary computes from M(c) alone.
+`one_run_fdp` also needs M to be Gaussian-DP.
+
+Canaries that join change nothing in this: under add_or_remove_one a guarantee is about federations
+of any size. M is run on the same clients, beside those canaries that are in. The sampler has room
+for all m of them, and its probability and the divisor are those of the federation without any.
+Parameters of canaries are a part of the messages, under one clip norm and one noise with the
+model's: a longer vector, for which the Gaussian mechanism promises the same. The part of the model
+that is kept at the end is post-processing of M.
+
 Scores here are functions of M(c), of directions and of rows; no coin is read before scores are
 separated. Not proved: that noise and coins which follow from one seed by unrelated streams are
 independent, as any run of a seed assumes.
@@ -80,11 +83,11 @@ CLIENT_SCORES = ("rounds", "final")
 _STREAM = 0x0CA9A21E6
 # Length of a canary's message, in clip norms: without clipping it must stand out.
 _LENGTH = 1e3
-# Coordinates are cut at this multiple of the median of all.
+# Coordinates are cut at this multiple of the median of their absolute values.
 _WIDE = 2.0
 # Singular values are cut at this multiple of their median.
 _FLAT = 1.2
-# A matrix whose smaller side is longer stays uncut: `eigh` would outlast a round.
+# A matrix whose smaller side is longer than this stays uncut: `eigh` would outlast a round.
 _MOST_VALUES = 1024
 # Standard deviation / median distance from the median, of a normal distribution.
 _SPREAD = 1.4826
@@ -98,10 +101,10 @@ class CanaryClients(NamedTuple):
 
   included: np.ndarray  # [m] bool: the coins
   kind: str
-  examples: Dataset | None  # [k] rows of all canaries, changed; None for directions
+  examples: Dataset | None  # [k] rows of all canaries, changed; None for `SENDERS`
   owners: np.ndarray  # [k] int64: whose rows they are, in [0, m)
   # [n] int32, of the federation's rows: i + 1 for rows of canary i, -(i + 1) if it sends
-  # the opposite, 0 elsewhere; None where rows alone identify canaries
+  # the opposite, 0 elsewhere; None for canaries that train
   numbers: np.ndarray | None
   # [m] int64: each canary's place in the changed federation; -1 if it is absent
   places: np.ndarray
@@ -120,13 +123,13 @@ def insert_canary_clients(
   coin.
 
   Args:
-    federation: not changed.
-    num_canaries: m <= its number of clients, unless they join.
+    federation: the federation, which is not changed.
+    num_canaries: number m of canaries; at most the number of clients, unless canaries join.
     seed: seed of the choice of clients, of their change, and of the coins.
     kind: "parameter", "direction", "mislabelled" or "random"; see the first table above.
-    neighboring_relation: decides what is left of a canary that is out; see the second.
-    join: canaries come after all clients, and no client leaves; only for kinds that send, under
-      add_or_remove_one. The plan's sampler needs room for as many more clients.
+    neighboring_relation: decides what is left of a canary that is out; see the second table.
+    join: whether canaries come after all clients, and no client leaves. Only for kinds that send,
+      under add_or_remove_one. The plan's sampler needs room for as many more clients.
 
   Returns:
     (the federation to train on, the canaries). Train with a plan made for the federation as
@@ -178,7 +181,7 @@ def insert_canary_clients(
 
 
 def _check_join(kind: str, relation: str) -> None:
-  """Refuses canaries that must replace other clients."""
+  """Raises UserError for a kind or a relation under which canaries must replace clients."""
   if kind not in SENDERS:
     raise UserError(
       f"must be {PARAMETER!r} or {DIRECTION!r} with join=True, for others change a client's rows",
@@ -201,7 +204,7 @@ def _senders(
   rng: np.random.Generator,
   relation: str,
 ) -> tuple[Federation, CanaryClients]:
-  """Gives every canary one row, of zeros, that holds its number."""
+  """Gives every canary one row of zeros, which `numbers` marks with its number."""
   del rng
   whole = federation.dataset
   m = len(places)
@@ -274,7 +277,7 @@ class Directions(NamedTuple):
   column.
 
   Each alone is uniform over {-1, 1}^d / sqrt(d), so whatever is fixed beforehand has a
-  cosine of about N(0, 1 / d) with it; any two are orthogonal but for 2 m / d.
+  cosine of about N(0, 1 / d) with it. The cosine of any two is within 2 m / d of 0.
   """
 
   signs: np.ndarray  # [d] float32, 1 or -1
@@ -333,7 +336,7 @@ def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
 
 
 class _Marked(NamedTuple):
-  """Rows, and which canary they belong to."""
+  """Rows, and the number of the canary that each belongs to."""
 
   examples: Any
   numbers: Any  # [n] int32
@@ -352,7 +355,7 @@ class _Work(NamedTuple):
 
 
 def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohort]:
-  """Marks the rows of the cohorts with their canary, for clients that are `sending`."""
+  """Yields the cohorts with each row marked by its canary, for clients that are `sending`."""
   if canaries.numbers is None:
     yield from cohorts
     return
@@ -464,8 +467,8 @@ class Watched(NamedTuple):
 
   total: Any  # of the aggregates, a tree; or None
   scores: Any  # [m], of all rounds; or None
-  # [m], who is in the sum of the next round, times the factor that makes the mean of its
-  # clients a multiple of `unit`; None where participation is not seen
+  # [m]: for canaries in the sum of the next round, the factor that turns the mean over its
+  # clients into multiples of `unit`; 0 for other canaries. None if participation is not seen.
   present: Any = None
 
 
@@ -485,8 +488,9 @@ def watching(
     unit: length of one canary's part in the aggregate.
     prob: probability that a canary takes part in a round. At 1 the aggregates are summed, and
       scored at the end. That is also best if later rounds cancel the noise of earlier ones.
-    opposite: a canary that is out sends the opposite.
-    present: the adversary also sees who is in each sum (`seeing`); only those canaries are scored.
+    opposite: whether a canary that is out sends the opposite.
+    present: whether the adversary also sees who is in each sum (`seeing`). Then only those canaries
+      are scored.
   """
 
   def init(params: Params) -> Watched:
@@ -549,8 +553,8 @@ def along(directions: Directions | OwnParameters, moved: Any) -> Array:
 
   Honest clients move matrices along a few singular directions, and move a few coordinates far. A
   canary's random signs spread evenly over all of them. So singular values are cut at 1.2 times
-  their median, then coordinates at twice their median. The bound is sound for any such function of
-  what is seen. Parameters that only canaries move are not cut.
+  their median, then coordinates at twice the median of their absolute values. The bound is sound
+  for any such function of what is seen. Parameters that only canaries move are not cut.
   """
   if isinstance(directions, OwnParameters):
     return jnp.asarray(moved["canaries"], jnp.float32)
@@ -561,7 +565,8 @@ def along(directions: Directions | OwnParameters, moved: Any) -> Array:
 
 
 def _flattened(leaf: Array) -> Array:
-  """Cuts the largest singular values of a matrix, or a stack [..., n]; float32."""
+  """Cuts the largest singular values of an array [..., n], read as one matrix; float32. Vectors are
+  not cut."""
   leaf = jnp.asarray(leaf, jnp.float32)
   if leaf.ndim < 2:
     return leaf
@@ -581,8 +586,8 @@ def _flattened(leaf: Array) -> Array:
 
 def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
   """Log-likelihood ratios of one round, [..., m] -> [..., m]. A canary that is in takes
-  part with `prob` and adds 1; one that is out adds 0, or -1. The width of the normal noise
-  is estimated from the round's canaries.
+  part with `prob` and adds 1. One that is out adds 0, or, with `opposite`, -1. The width of the
+  normal noise is estimated from the round's canaries.
 
   >>> seen = jnp.array([0.1, 1.1, -0.1, 0.0, 0.05, -0.05])
   >>> int(jnp.argmax(round_scores(seen, 0.5)))

@@ -1,6 +1,6 @@
 """Audit of the final model alone: many trainings from worst-case initial parameters.
 
-The proof of DP-SGD holds for every initial parameters, so an auditor may choose the worst
+The proof of DP-SGD holds for any initial parameters, so an auditor may choose the worst
 (Annamalai and De Cristofaro 2024, arXiv:2405.14106). These are fitted on the auditor's own records
 until gradients of ordinary records are small. The target is a blank input with the label that the
 model finds least likely for it. Its gradient is near or beyond the clip norm, and stays so. Then
@@ -8,8 +8,8 @@ the target adds nearly the same vector in every step, and its loss under the fin
 the sum of all noisy steps along it. So hiding the steps hides hardly anything.
 
 The auditor sees the final parameters and no step. Each model is one independent training with
-noise of its own, so `clopper_pearson` and, nothing being sampled, `gdp_lower_bound` hold as
-they stand (`lower_bounds`), at 1 / (number of models) resolution.
+noise of its own, so `clopper_pearson` holds as it stands (`lower_bounds`). Since nothing is
+sampled, `gdp_lower_bound` holds, too. Error rates are resolved to 1 / (number of models).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dpjax.plan import Plan
 from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
 
-# Models trained by one program.
+# Number of models that one program trains at once.
 _SIDE_BY_SIDE = 50
 
 
@@ -42,7 +42,7 @@ def fitted_params(
 
   Args:
     loss_fn: `(params, example) -> scalar` for ONE example.
-    records: the auditor's own, or public ones: they are not protected.
+    records: records of the auditor, or public ones. They are not protected.
   """
   validate.integer_at_least(1, num_steps=num_steps)
   validate.positive(learning_rate=learning_rate)
@@ -87,10 +87,10 @@ def final_model_scores(
   and noise, and `tx`. Groups of models run under vmap and differ only in their noise keys.
 
   Args:
-    plan: without sampling, under add_or_remove_one: every record takes part in every step,
+    plan: plan without sampling, under add_or_remove_one. Every record takes part in every step,
       so that all models share their batch and the plan is Gaussian-DP.
-    params: initial ones, of every model.
-    target: one example, x [1, ...] and y [1]; `blank_target`.
+    params: initial parameters of every model.
+    target: one example, x [1, ...] and y [1], such as `blank_target`.
     num_models: number of models with the target, and again as many without it.
     seed: seed of the noise of all models.
 
@@ -122,9 +122,9 @@ def final_model_scores(
     # Nothing is sampled, so every step has this batch.
     batch = jax.tree.map(jnp.asarray, next(iter(plan.batches(data, rng=0))))
     losses: list[float] = []
-    # Groups have one size, and the last trains more models than needed, so that one
-    # compiled program serves all.
     root = functools.reduce(jax.random.fold_in, (0xF17A1, world), jax.random.key(seed))
+    # All groups have one size, so that one compiled program serves them. The last group may train
+    # more models than needed.
     width = min(_SIDE_BY_SIDE, num_models)
     keys = jax.random.split(root, -(-num_models // width) * width)
     for start in range(0, len(keys), width):

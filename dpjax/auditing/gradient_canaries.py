@@ -4,10 +4,12 @@ Each canary is an example whose gradient lies along a coordinate of its own, far
 clip norm. So it contributes the most that clipping allows, and only the noise hides it. The plan's
 own sampler, padding, clipping and noise do everything else. In `gradient_canaries` there is no
 model. In a training, `with_canaries` gives each canary a parameter of its own beside the model's,
-`canary_loss` the gradient along it, and `canary_sums` adds up what the transform released there in
-every step, before the optimizer. The plan's relation decides what is left of a canary that is out:
-nothing (add_or_remove_one), an empty record in its place (replace_special), or the opposite
-gradient, which is as far away as clipping allows (replace_one).
+and `canary_loss` the gradient along it. `canary_sums` adds up what the transform released along
+these parameters in every step, before the optimizer.
+
+The plan's relation decides what is left of a canary that is out: nothing (add_or_remove_one), an
+empty record in its place (replace_special), or the opposite gradient, which is as far away as
+clipping allows (replace_one).
 (Canary gradients: Nasr et al. 2023; one run: Steinke et al. 2023.)
 """
 
@@ -61,7 +63,7 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
     )
   if plan.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     kept = np.flatnonzero(coins)
-    # Empty records, the same whatever the coins, where the sampler needs so many.
+    # As many empty records as the sampler needs at least, whatever the coins.
     others = plan.sampler.least_size
     return _Ids(
       np.concatenate([kept, np.zeros(others, int)]),
@@ -73,7 +75,7 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
     present = np.ones_like(coins)
   else:
     present = coins
-  # Empty records, the same on both sides.
+  # Both neighbours have the same empty records.
   others = (size or len(coins)) - len(coins)
   fill = lambda values, dtype: np.concatenate([values, np.zeros(others, dtype)])
   return _Ids(fill(ids, int), fill(signs, np.float32), fill(present, bool))
@@ -91,8 +93,8 @@ def gradient_canaries(
 
   Args:
     plan: gives the batches, the transform and the number of steps.
-    num_canaries: also the number of parameters. If the sampler is made for a number of examples,
-      it must not exceed that; the other examples are empty records.
+    num_canaries: number of canaries, and of parameters. If the sampler is made for a number of
+      examples, at most that number; the other examples are empty records.
     seed: seed of the coins and of the sampler.
     key: key of the noise.
     transform: `key -> optax transformation` in place of `plan.transform`, to audit
@@ -134,7 +136,7 @@ def gradient_canaries(
   state = tx.init(jnp.zeros(num_canaries))
   total = np.zeros(num_canaries)
   with warnings.catch_warnings():
-    # The canaries are fewer records than the plan is made for, which its divisor may tell.
+    # The plan may warn of its divisor, since canaries are fewer records than it is made for.
     warnings.filterwarnings("ignore", message="normalize_by=")
     batches = plan.batches(_records(plan, coins), rng=seed)
   for batch in batches:

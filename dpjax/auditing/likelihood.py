@@ -1,7 +1,7 @@
 """Likelihood-ratio audits: run a mechanism many times on two neighbouring inputs.
 
-The strongest audit there is where a run is cheap: by Neyman and Pearson no test tells two
-inputs apart better than one that thresholds the ratio of the outputs' likelihoods.
+This is the strongest audit if a run is cheap. By Neyman and Pearson no test tells two inputs
+apart better than one that thresholds the ratio of the outputs' likelihoods.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpjax.auditing.scores import Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Number of significant decimals in a log-likelihood ratio.
+# Number of decimals to which a log-likelihood ratio is rounded.
 _DIGITS = 9
 
 # (which of the two inputs, 0 or 1; generator; n) -> n independent outputs [n, ...]
@@ -66,7 +66,7 @@ def likelihood_ratio(
       log(num_trials / 5.9), so a larger epsilon cannot be refuted.
     confidence: confidence of the bound, Bonferroni-corrected for its thresholds.
 
-  Guarantee: exceeds the true epsilon with probability at most 1 - confidence.
+  Guarantee: the bound exceeds the true epsilon with probability at most 1 - confidence.
 
   >>> draw = lambda which, rng, n: which + rng.laplace(scale=0.5, size=n)  # epsilon 2
   >>> score = laplace_log_ratio(0.0, 1.0, 0.5)

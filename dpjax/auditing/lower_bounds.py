@@ -16,10 +16,10 @@ bound below the claim proves nothing; no audit can show that something is privat
 
 The canaries of one run are not independent of each other, so the first two bounds are only
 indicative for them. The last holds if the scores, given the coins, differ by independent noise
-alone. Those between allow canaries to depend on each other in any way: the bound is true even for a
-mechanism that leaks all of them in a rare event. A one-run bound also assumes that every canary is
-in by a fair coin of its own, and that its score is computed from what was released (and from the
-data), never from the coins.
+alone. The four between them allow canaries to depend on each other in any way: they are true even
+for a mechanism that leaks all canaries in a rare event. A one-run bound also assumes that every
+canary is in by a fair coin of its own, and that its score is computed from what was released (and
+from the data), never from the coins.
 
 No threshold is picked by its result: the thresholds lie at ranks that follow from the number of
 scores alone, and the significance is divided by their number (Bonferroni). The false positive rate
@@ -51,18 +51,18 @@ from dpjax.validate import UserError
 # Largest epsilon or mu that is searched.
 _LARGEST = 200.0
 # Thresholds are at equal steps of the normal quantile of a held-out score. A ratio of rates
-# needs the extremes; mu needs the region where neither rate is small. They run from the
-# largest score to the smallest.
+# needs the extremes, so its thresholds run from the largest score to the smallest. mu needs the
+# region where neither rate is small.
 _EXTREMES = 9
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
 # How many numbers of guesses a one-run audit tries.
 _GUESSES = 6
-# As above, where both ends of the scores are guessed.
+# The same for an audit that guesses at both ends of the scores.
 _TWO_SIDED = 5
-# Fewest guesses at either end: fewer refute nothing at the usual confidence.
+# Fewest guesses at each of both ends: fewer refute nothing at the usual confidence.
 _FEWEST = 16
 _P_VALUES = np.geomspace(1e-12, 1.0, 145)
-# Equal scores are ordered at random, independently of the truth.
+# Seed of the random order of equal scores, which does not depend on the truth.
 _TIES_SEED = 2305_08846
 
 
@@ -77,8 +77,8 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   """Ranks all scores together, with ties broken by coins that do not depend on the truth.
 
   Breaking ties turns a threshold inside a tie into a randomised test, which is as valid, and for
-  discrete outputs the best there is. For independent trials the random numbers go by place. They
-  must not for the canaries of one run, whose place reveals the coin (`_guesses`).
+  discrete outputs the best there is. For independent trials the place of a score decides its random
+  number. For the canaries of one run it must not: the place reveals the coin (`_guesses`).
   """
   validate.open_unit(confidence=confidence)
   if delta != 0:
@@ -92,8 +92,8 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
 
 
 def rate_at_most(count: HostArray, n: int, significance: float) -> np.ndarray:
-  """Clopper-Pearson upper bound on a rate, given `count` events in n. The rate exceeds the
-  bound with probability at most `significance`.
+  """Returns the Clopper-Pearson upper bound on a rate, given `count` events in n. The rate exceeds
+  the bound with probability at most `significance`.
 
   >>> round(float(rate_at_most(0, 10, 0.025)), 4)  # 1 - 0.025^(1/10)
   0.3085
@@ -236,8 +236,9 @@ def one_run_p_value(
 ) -> float:
   """Bounds P(that many correct guesses, or more) under (epsilon, delta)-DP (Steinke et al.).
 
-  beta + 2 m delta max_i (P(W >= correct - i) - beta) / i for W ~ Binomial(guesses, e^eps /
-  (1 + e^eps)), beta = P(W >= correct), when each of the m canaries was in by a fair coin.
+  The bound is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i, where each of the m canaries
+  was in by a fair coin. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)), and beta =
+  P(W >= correct).
 
   >>> p = one_run_p_value(correct=10, guesses=10, num_canaries=10, epsilon=0.0, delta=0.0)
   >>> p == 2.0**-10
@@ -297,7 +298,7 @@ def _ends(m: int, *, two_sided: bool) -> np.ndarray:
 def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
   """Yields (guesses, correct) when the k largest scores are guessed to be in, for fixed
   values of k. Two-sided tests also guess the k smallest to be out. Equal scores whose
-  canaries are unknown count as wrong as possible, so any true order has at least as many
+  canaries are unknown count as wrong as possible, so any order of them has at least as many
   right."""
   values = np.concatenate([scores.inside, scores.outside])
   truth = np.arange(values.size) < len(scores.inside)
@@ -318,7 +319,7 @@ def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
 
 
 def _best(tried: list[tuple[int, int]], confidence: float, refuted: Callable[..., bool]):
-  """The largest value that some number of guesses refutes, at the corrected significance."""
+  """Returns the largest value that some number of guesses refutes, Bonferroni-corrected."""
   significance = (1 - confidence) / len(tried)
   best = 0.0
   # The most accurate guesses come first, so that the others mostly end early.
@@ -334,7 +335,8 @@ def _dp_refuted(
   p_value = functools.partial(
     one_run_p_value, correct=correct, guesses=guesses, num_canaries=m, epsilon=epsilon
   )
-  # Delta only weakens the test. Where delta 0 is not refuted, no delta is, and 0 is cheap.
+  # Delta only weakens the test. If epsilon is not refuted at delta 0, which is cheap to test, it is
+  # refuted at no delta.
   if p_value(delta=0.0) > significance:
     return False
   return p_value(delta=delta) <= significance
@@ -343,7 +345,7 @@ def _dp_refuted(
 def _one_run(
   scores: Scores, delta: float, confidence: float, *, two_sided: bool, gaussian: bool
 ) -> float:
-  """The four bounds that allow dependent canaries."""
+  """Returns one of the four bounds that allow dependent canaries."""
   _ = _checked(scores, delta, confidence)
   tried = list(_guesses(scores, two_sided=two_sided))
   m = len(scores.inside) + len(scores.outside)
@@ -364,7 +366,7 @@ def one_run(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
 
   Valid for every (epsilon, delta)-DP training algorithm if each canary was in or out by an
   independent fair coin; each score is that of one canary. The bound cannot be large: m
-  canaries that are all distinguished give about log(m / 5).
+  canaries that are all distinguished give about log(m / 10).
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> round(one_run(scores, delta=0.0), 2)
@@ -407,16 +409,16 @@ def one_run_fdp_two_sided(
 ) -> float:
   """Returns `one_run_fdp` with the largest scores guessed to be in AND the smallest to be out.
 
-  Why both guesses fit one recursion. C of k guesses are right, p_j = P(C = j), F(x) =
-  Phi(Phi^-1(x) + mu) is the largest TPR at FPR x. Let A_is be "canary i is guessed s, and at
-  least c - 1 other guesses are right", which b_i does not enter but through the output, so
-  P(A_is | b_i = s) <= F(P(A_is | b_i = not s)). With b_i fair, sum over the m canaries and
-  both s, and use that F is concave:
+  Proof that both kinds of guesses fit one recursion. Let C of the k guesses be right, p_j =
+  P(C = j), and b_i the coin of canary i. F(x) = Phi(Phi^-1(x) + mu) is the largest TPR at FPR x.
+  Let A_is be the event "canary i is guessed s, and at least c - 1 other guesses are right". It
+  depends on b_i only through the output, so P(A_is | b_i = s) <= F(P(A_is | b_i = not s)). Since
+  b_i is fair and F is concave, the sum over the m canaries and both s gives
 
     sum_{j >= c} j p_j = sum_is P(A_is, b_i = s) <= m F(sum_is P(A_is, b_i = not s) / m)
                        = m F(sum_{j >= c - 1} (k - j) p_j / m)
 
-  which is the step of Algorithm 3. Nothing is assumed of how canaries depend on each other.
+  This is the step of Algorithm 3. Nothing is assumed of how canaries depend on each other.
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> one_run_fdp_two_sided(scores, delta=1e-5) > one_run_fdp(scores, delta=1e-5)
@@ -430,21 +432,23 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   far the largest, but assumes the most.
 
   Valid if, given the coins, the scores are INDEPENDENT and normal with one standard deviation
-  s and means a + d (in) and a (out), a, d and s unknown. So are the sums of white Gaussian
-  noise along orthogonal canaries (`gradient_canaries`), of which each takes part in every
-  step or in a fixed number of steps. Not valid for sampled participation (which gives the
-  scores inside a larger spread), for scores that are losses, or for canaries that share noise.
+  s and means a + d (in) and a (out). The numbers a, d and s need not be known. Sums of white
+  Gaussian noise along orthogonal canaries (`gradient_canaries`) are such scores, if each canary
+  takes part in every step or in a fixed number of steps. Not valid for sampled participation
+  (which gives the scores inside a larger spread), for scores that are losses, or for canaries that
+  share noise.
 
-  Proof. With n in and m out, T = (mean in - mean out) / (S sqrt(1 / n + 1 / m)), S^2 the
-  pooled variance of n + m - 2 degrees of freedom, is noncentral t with noncentrality
-  (d / s) sqrt(n m / (n + m)), and its upper tail grows with it: the largest mu whose tail
-  beyond T is at most 1 - confidence exceeds d / s with probability 1 - confidence, whatever
-  the coins. N(a, s^2) against N(a + d, s^2) is a function of what was released, so the
-  mechanism's delta at any epsilon is at least that of d / s (`delta_from_mu`), and its
-  epsilon at `delta` at least `epsilon_from_mu(d / s, delta)`. One test, so no correction.
+  Proof. With n in and m out, let T = (mean in - mean out) / (S sqrt(1 / n + 1 / m)), where S^2 is
+  the pooled variance of n + m - 2 degrees of freedom. T is noncentral t with noncentrality
+  (d / s) sqrt(n m / (n + m)), and its upper tail grows with the noncentrality. So the largest mu
+  whose tail beyond T is at most 1 - confidence exceeds d / s with probability 1 - confidence,
+  whatever the coins. A score is a function of what was released: N(a, s^2) for a canary
+  that is out, N(a + d, s^2) for one that is in. So the mechanism's delta at any epsilon is at least
+  that of d / s (`delta_from_mu`), and its epsilon at `delta` at least
+  `epsilon_from_mu(d / s, delta)`. There is one test, so no correction.
 
-  Unlike the other bounds it reads the values, not only their order. Infinite scores and
-  fewer than three give 0: nothing is proved.
+  Unlike the other bounds it reads the values, not only their order. Infinite scores, and fewer
+  than three scores, give 0: nothing is proved.
 
   >>> noise = np.random.default_rng(0).standard_normal((2, 500))
   >>> scores = Scores(inside=1.0 + noise[0], outside=noise[1])  # epsilon 4.38 at 1e-5
@@ -480,16 +484,16 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
   """Bounds the probability of guesses this good in ONE run whose claim is true, from above.
 
   The claim is every pair (epsilon, delta) of a proof at once. So it may be refuted even if
-  `one_run` cannot refute one pair: with m perfect canaries `one_run` shows about log(m / 5), and
-  less at a large delta, while a proof of epsilon 4 also says that few canaries can be guessed.
+  `one_run` cannot refute one pair: with m perfect canaries `one_run` shows about log(m / 10),
+  and less at a large delta, while a proof of epsilon 4 also says that few canaries can be guessed.
 
   This is Algorithm 3 of Mahloujifar et al. 2024, with the claim's own curve of true positives F in
   place of a Gaussian's. The claim's pairs hold in both directions, and F is concave, which is all
-  that `one_run_fdp_two_sided` assumes. Numbers of guesses are fixed by m, and their number
-  multiplies the p-value (Bonferroni).
+  that `one_run_fdp_two_sided` assumes. The numbers of guesses follow from m alone, and the
+  p-value is multiplied by how many there are (Bonferroni).
 
-  Guarantee: at most p with probability at most p, if the claim holds and every canary was in by a
-  fair coin of its own. Rounds up, to one of 12 values in each power of ten.
+  Guarantee: the result is at most p with probability at most p, if the claim holds and every canary
+  was in by a fair coin of its own. It is rounded up, to one of 12 values in each power of ten.
 
   >>> claim = TradeOff(np.array([1.0]), np.array([1e-3]))
   >>> claim_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim) < 0.01
@@ -535,8 +539,8 @@ def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   # Each missed canary has a wrong one in its place.
   correct = values.size - 2 * (inside - right_inside)
   right = (1 + claim.total_variation) / 2
-  # One fewer: mistakes come in pairs, and a threshold that depends on the scores gains a
-  # little.
+  # One right guess fewer is tested: mistakes come in pairs, and a threshold that depends on the
+  # scores gains a little.
   return float(stats.binom.sf(correct - 2, values.size, right))
 
 

@@ -22,7 +22,7 @@ class CanaryScores(Scores):
   of a canary reveals nothing.
   """
 
-  numbers: np.ndarray  # [n + m] whose each score is, those inside first
+  numbers: np.ndarray  # [n + m] canary of each score, scores inside first
 
   @classmethod
   def parted(cls, values: np.ndarray, included: np.ndarray) -> CanaryScores:

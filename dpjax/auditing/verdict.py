@@ -20,7 +20,7 @@ _SHARE = 10
 
 
 def check_method(method: str, plan: Plan) -> None:
-  """Refuses a bound that holds only for Gaussian-DP mechanisms if the plan's mechanism is not one.
+  """Raises UserError for a bound of Gaussian-DP mechanisms if the plan's mechanism is not one.
 
   A plan is Gaussian-DP if all that it accounts for is Gaussian noise without sampling: the
   composition of mu_t-Gaussian-DP steps is sqrt(sum mu_t^2)-Gaussian-DP (Dong et al., Corollary
@@ -203,8 +203,8 @@ def audit(
   confidence: float = 0.95,
   claim: TradeOff | None = None,
 ) -> Audit:
-  """Returns the lower bound by `method` on the scores of one run's canaries, against a
-  claim.
+  """Returns the audit of a claim: the lower bound by `method` from the scores of one run's
+  canaries, and the verdict.
 
   Choose the method beforehand: taking the largest of several bounds would need a correction. The
   other bounds are reported and decide nothing. At delta 0, where Gaussian-DP has no epsilon, only
@@ -254,7 +254,7 @@ def ceiling(
   """Returns the best possible result: every canary that is in scores above all others.
 
   Args:
-    num_inside: how many canaries the coins put in. None, before they fall: half of them.
+    num_inside: number of canaries that the coins put in. None, before the coins fall: half of all.
 
   >>> round(ceiling(50, delta=1e-3, method="one_run").epsilon_lower, 2)
   0.7

@@ -2,8 +2,9 @@
 
 `load` reads a named data set, `from_arrays` takes your own; both give a `Dataset`, and
 `dataset[indices]` is a `dpjax.types.Example` batch. A `Federation` says which rows belong to
-which client. `partition` makes artificial ones, and `by_client` groups rows by ids. Natural ones
-are read by `natural_federation`, `leaf_federation`, `tff_federation`, `shakespeare_federation`.
+which client. `partition` makes artificial federations, and `by_client` groups rows by ids. Natural
+federations are read by `natural_federation`, `leaf_federation`, `tff_federation` and
+`shakespeare_federation`.
 No transformation here is chosen from the values; `preprocess` says why, and what to use instead.
 """
 

@@ -13,9 +13,9 @@ _END = object()
 def ahead(items: Iterator[_T]) -> Generator[_T]:
   """Yields the same items. A thread makes each one while the caller uses the one before.
 
-  At most one is made beforehand, so two are in memory beside the caller's. What `items` raises
-  is raised here, in its turn. The thread ends with the last item, or when this iterator is
-  closed, after the item that is being made.
+  The thread is at most one item ahead, so at most two items are in memory beside the caller's.
+  What `items` raises is raised here, in its turn. The thread ends with the last item, or when
+  this iterator is closed, after the item that is being made.
 
   >>> list(ahead(iter("abc")))
   ['a', 'b', 'c']

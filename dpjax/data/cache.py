@@ -58,7 +58,7 @@ def rows(
   stored.
 
   Args:
-    wanted: `key` of them.
+    wanted: `key` of the features.
     make: computes the rows, as arrays that have `shape` when joined. It is called if the rows are
       missing, cut short or damaged.
     tell: called with a line that says what was found or done.
@@ -67,7 +67,7 @@ def rows(
   content is compared with a digest when it is opened. One process at a time computes.
 
   Raises:
-    UserError: a folder that cannot be one, is open to others, or is full.
+    UserError: a path that cannot be a folder, or a folder that is open to others or full.
   """
   check_folder(where)
   stored = _look(where, wanted, shape, tell)
@@ -86,7 +86,7 @@ def rows(
 
 
 def check_folder(where: pathlib.Path) -> None:
-  """Makes the folder. Raises UserError where it cannot be one, or is open to others."""
+  """Makes the folder. Raises UserError if `where` cannot be a folder, or is open to others."""
   validate.folder(**{VARIABLE: where})
   with _refused(where):
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
   with _refused(where):
     lock = os.open(where / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
   try:
-    # Some file systems have no locks.
+    # Some file systems have no locks: there `flock` raises OSError.
     with _refused(where):
       try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

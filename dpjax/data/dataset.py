@@ -242,7 +242,7 @@ def _as_array(value: Any, name: str) -> np.ndarray:
     )
   try:
     return np.asarray(value)
-  # NumPy raises it for ragged nested lists, for example, and JAX a TypeError for keys.
+  # NumPy raises ValueError for ragged nested lists, for example, and JAX TypeError for keys.
   except (ValueError, TypeError) as error:
     raise UserError(
       f"is not a rectangular array ({validate.first_line(error)})", field=name
@@ -261,7 +261,7 @@ def _as_features(value: Any) -> np.ndarray:
   if x.dtype == np.uint8 and x.ndim in (3, 4):
     return np.divide(x[..., np.newaxis] if x.ndim == 3 else x, 255, dtype=np.float32)
   if x.dtype.kind == "f":
-    # Values beyond float32 become infinite, which Dataset refuses by name.
+    # Values beyond float32 become infinite. `Dataset` then refuses them.
     with np.errstate(over="ignore"):
       return x.astype(np.float32, copy=False)
   if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
@@ -396,6 +396,7 @@ def from_arrays(
   Raises:
     UserError: one line, for every other dtype or shape, a non-finite value, or a label
       out of range. Nothing is dropped or repaired.
+    TypeError: neither `num_classes` nor `target` is given.
 
   >>> d = from_arrays(np.full((2, 3, 3), 255, np.uint8), [0, 9], num_classes=10)
   >>> d.x.shape, d.x.dtype, float(d.x.max())

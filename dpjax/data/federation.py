@@ -67,7 +67,7 @@ class Federation:
 
   @functools.cached_property
   def sizes(self) -> np.ndarray:
-    """[num_clients] examples of each client; not private."""
+    """Numbers of examples, [num_clients]. Without differential privacy: do not release them."""
     return np.array([len(rows) for rows in self.indices], np.int64)
 
   @functools.cached_property
@@ -75,7 +75,7 @@ class Federation:
     return {name: position for position, name in enumerate(self.client_ids)}
 
   def position(self, client: int | str) -> int:
-    """Returns the place of a client by its place or id. Raises UserError for an unknown one."""
+    """Returns the place of a client, given by place or id. Raises UserError for unknown clients."""
     if isinstance(client, str):
       if client not in self._positions:
         hint = validate.did_you_mean(client, self.client_ids)

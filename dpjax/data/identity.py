@@ -1,7 +1,7 @@
 """Identity of data: a digest of everything in them that training reads.
 
-The digest is a fixed function of the data, without noise: anyone who sees it, or anything else
-that follows from it without noise, can confirm a guess of the whole data set. So it is as
+The digest is a fixed function of the data, without noise. Whoever sees it can confirm a guess of
+the whole data set, and so can whoever sees anything that follows from it without noise. So it is as
 secret as the data. `experiments.run.run_keys` derives keys from it; checkpoints hold it.
 """
 
@@ -19,7 +19,7 @@ from dpjax.data.federation import Federation
 from dpjax.data.rows import Rows
 from dpjax.types import Labelled
 
-# Digest of the source from which `computed` made these data.
+# Attribute: digest of the source from which `computed` made these data.
 _ORIGIN = "_origin"
 # Attribute: the shape of an example before the rule of `computed`.
 _SOURCE_SHAPE = "_source_shape"
@@ -28,10 +28,11 @@ _SOURCE_SHAPE = "_source_shape"
 def digest(data: Labelled | Federation) -> bytes:
   """Returns 32 bytes that differ if two training sets differ. As SECRET as the data.
 
-  Covered: inputs and labels (dtype, shape, every byte, in order), which rows are present, what
-  one example is (classes, vocabulary), and of a `Federation` also which client, by name and
-  place, holds which rows. Not covered: names of data sets, and test data, on which nothing that
-  is trained or drawn depends. Reads everything once, at about a second for a gigabyte.
+  It covers inputs and labels (dtype, shape, every byte, in order), which rows are present, and what
+  one example is (classes, vocabulary, target). For a `Federation` it also covers which client, by
+  name and place, holds which rows. It covers neither names of data sets nor test data: nothing
+  that is trained or drawn depends on these. It reads everything once, at about a second for a
+  gigabyte.
 
   Args:
     data: a `Dataset` (anything with `x` and `y`), or a `Federation`.
@@ -65,8 +66,8 @@ def digest(data: Labelled | Federation) -> bytes:
     hashed.update(f"dict {[place for place, _ in held.x.named()]}".encode())
     arrays = [*(leaf for _, leaf in held.x.named()), held.y]
   present = getattr(data, "present", None)
-  # Empty records make other data: with the same noise, the difference of two runs is the record.
-  # Without any, the digest is that from before they were covered.
+  # Empty records change the digest, and so the noise: with equal noise, two runs would differ by
+  # the record alone. Without empty records, the digest is the one from before they were covered.
   arrays += [] if present is None or np.all(present) else [np.asarray(present)]
   for array in arrays:
     _add(hashed, array if isinstance(array, Rows) else np.asarray(array))

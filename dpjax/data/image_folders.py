@@ -4,10 +4,15 @@
     scans/train/healthy/0001.png      with split = "folders"
     scans/test/healthy/0907.png
 
-A declaration (a dict, or a TOML or JSON file of one) has the keys `classes` (names of the folders,
-in the order of the labels), `height`, `width`, `channels` (1: grey, 3: colours), `resize` (false:
-another size is refused), `split` and `num_examples`. `split` is "folders", or `test_share` and
-`salt`: by a hash of the name of the file, which may then lie in scans/healthy/.
+A declaration is a dict, or a TOML or JSON file of one. Its keys:
+
+- `classes`: names of the folders, in the order of the labels.
+- `height`, `width`: size of the images.
+- `channels`: 1 (grey) or 3 (colours).
+- `resize`: whether images of another size are resized; by default they are refused.
+- `split`: "folders", or `test_share` and `salt`. A hash of the file's path in the folder
+  (healthy/0001.png) then chooses the split, and the folders of the classes lie in scans/ itself.
+- `num_examples`: a public number near that of the training images.
 """
 
 from __future__ import annotations
@@ -94,11 +99,11 @@ def image_folder(
   """Reads (train, test) from class folders: x float32 [n, height, width, channels] in [0, 1].
 
   Args:
-    path: path of the folder. Its files are taken in the order of their names; hidden ones are left
-      out.
+    path: path of the folder. Its files are taken class by class, in the order of their names;
+      hidden ones are left out.
     declaration: what is public about it (see the module): a dict or the path of a file. None:
       declaration.toml in the folder.
-    resident: in memory; False: images are decoded as they are drawn; None: by their size.
+    resident: True: in memory. False: images are decoded as they are drawn. None: size decides.
 
   Each image is converted on its own, whatever the others hold. Transparency is dropped.
 
@@ -231,7 +236,7 @@ def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
       return np.asarray(pixels).reshape(size[1], size[0], declared.channels)
   except UserError:
     raise
-  # Pillow raises these and SyntaxError for damaged files.
+  # Pillow raises all of these for damaged files, SyntaxError included.
   except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
     raise UserError(
       f"{name}: is no readable image ({validate.first_line(error)})"

@@ -1,7 +1,7 @@
 """LEAF's folders of JSON: FEMNIST by writer, Sent140 by user, Shakespeare by role.
 
-LEAF (Caldas et al. 2018, arXiv:1812.01097) writes what its `preprocess.sh` made to `train`
-and `test`, each some files {"users": [ids], "num_samples": [n], "user_data": {id: {"x", "y"}}}.
+`preprocess.sh` of LEAF (Caldas et al. 2018, arXiv:1812.01097) writes two folders, `train` and
+`test`. Their files are {"users": [ids], "num_samples": [n], "user_data": {id: {"x", "y"}}}.
 
   git clone https://github.com/TalwalkarLab/leaf
   cd leaf/data/femnist && ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample   # -> data/{train,test}
@@ -27,7 +27,7 @@ from dpjax.validate import UserError, first_line, integer_at_least, no_pipe
 PREPARE = "write it with ./preprocess.sh of a data set of github.com/TalwalkarLab/leaf"
 # Place of the text in a row of Sent140: id, date, query, user, text.
 _TWEET = 4
-# Classes of a next character.
+# Number of classes of a next character.
 _BYTES = 256
 
 
@@ -58,10 +58,10 @@ def leaf_federation(
   -t user).
 
   Args:
-    data_dir: where a relative `name` begins; else the current folder.
-    num_classes: public, never counted; 62 of FEMNIST, 2 of Sent140.
-    max_length: largest length of text, the number of bytes kept.
-    shape: shape of one example, where the files hold it as a row: (28, 28, 1) of FEMNIST.
+    data_dir: folder in which a relative `name` begins; None: the current folder.
+    num_classes: number of classes, public and never counted: 62 for FEMNIST, 2 for Sent140.
+    max_length: number of bytes kept of a text.
+    shape: shape of one example, where the files hold it as a row: (28, 28, 1) for FEMNIST.
     max_examples: as in `data.by_client`.
 
   Raises:
@@ -176,12 +176,12 @@ def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
     x = np.asarray(rows)
     # Values beyond float32 become infinite. `from_arrays` then raises an error.
     with np.errstate(over="ignore"):
-      # An image of only 0 and 1 is written without decimal points.
+      # LEAF writes an image of only 0 and 1 without decimal points: integers would be tokens.
       x = x.astype(np.float32) if x.dtype.kind in "iuf" else x
   character = any(isinstance(y, str) for y in ys)
   if not character:
     return _Part(user, x, np.asarray(ys), is_text, character)
   if not all(isinstance(y, str) and len(y) == 1 and y.isascii() for y in ys):
     raise UserError("must be integers, or one ASCII character each", field="y")
-  # The character that follows the text is a class of its own.
+  # The label is the code of the character that follows the text.
   return _Part(user, x, np.array([ord(y) for y in ys], np.int32), is_text, character)

@@ -7,7 +7,7 @@ is never run, only its texts read:
   pip download --no-deps --no-binary :all: --dest DIR vaderSentiment==0.5
 
 The label is 1 where the mean rating is above 0. Every fifth sentence is for the test. The file has
-positive sentences first, so each split is in a fixed order that follows from no text.
+positive sentences first, so each split is shuffled, in a fixed order that depends on no text.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def load_movie_reviews(
 
 
 def parse(content: str) -> list[tuple[float, str]]:
-  """Parses lines of number, mean rating and sentence, by tabs.
+  """Parses lines of number, mean rating and sentence, separated by tabs.
 
   >>> parse("1\\t2.5\\tA fine film.\\n2\\t-0.6\\tToo tepid\\n")
   [(2.5, 'A fine film.'), (-0.6, 'Too tepid')]

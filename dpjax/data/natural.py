@@ -6,8 +6,8 @@ are sorted by id, and rows keep the order of the data. So what a client holds, a
 kept, depends on no other client's records.
 
 `natural_federation` reads any prepared data with a field that names the client;
-`leaf_federation` and `tff_federation` read files that are sorted by client. Vocabulary and
-classes are declared, never taken from the data. Nothing is downloaded.
+`leaf_federation` and `tff_federation` read file formats that name the client of each record.
+Vocabulary and classes are declared, never taken from the data. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def by_client(
     max_examples: number of examples kept of each client, the first ones; public. None: all.
 
   Raises:
-    UserError: one line: an id that is empty, no text and no integer; a number of ids that
-      does not fit the data.
+    UserError: one line: an id that is empty, or neither text nor an integer; a number of ids
+      that does not fit the data.
 
   >>> from dpjax.data.dataset import from_arrays
   >>> d = from_arrays(np.arange(4.0)[:, None], [0, 1, 1, 0], num_classes=2)
@@ -130,7 +130,7 @@ def _text(client_id: str | bytes | int) -> str:
 
 
 def paired(train: Federation, test: Federation, name: str) -> Pair:
-  """Returns both if their examples have the same type and shape."""
+  """Returns both. Raises UserError if their examples differ in type or shape, or one has none."""
   kinds = [(fed.dataset.x.shape[1:], fed.dataset.x.dtype) for fed in (train, test)]
   if kinds[0] != kinds[1]:
     shapes = " and ".join(f"{dtype} {shape}" for shape, dtype in kinds)
@@ -162,12 +162,12 @@ def natural_federation(
   Clients of the test need not be among those of the training.
 
   Args:
-    name, data_dir, max_length, num_classes: as in `data.load`. `name` is that of data that
-      tensorflow-datasets has prepared (sentiment140, by "user"), or the path of an `.npz`,
-      whose "NAME_train" and "NAME_test" for client_id="NAME" hold the ids; or that of a
-      table, .csv, .tsv or .parquet, which has a column NAME; or `package.module:name`, a
-      function of no arguments that returns two `Federation`.
-    client_id: the field; of a function of one's own "".
+    name, data_dir, max_length, num_classes: as in `data.load`. `name` is one of: a data set that
+      tensorflow-datasets has prepared (sentiment140, by "user"); the path of an `.npz`, whose
+      arrays "NAME_train" and "NAME_test" hold the ids for client_id="NAME"; the path of a table,
+      .csv, .tsv or .parquet, with a column NAME; `package.module:name`, a function of no
+      arguments that returns two `Federation`s.
+    client_id: name of the field; "" for a function.
     declaration: declaration of a table, as in `data.load`.
     max_examples: as in `by_client`, for each client in train and in test.
 

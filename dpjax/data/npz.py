@@ -18,7 +18,7 @@ from dpjax.data.rows import File, stay_in_files
 from dpjax.validate import UserError, Verbatim, about, first_line, listed, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-# Letters of the names in a file that an error lists.
+# Most characters of an error that lists the names in a file.
 _MOST_NAMES = 80
 _NO_HEADER = (
   MemoryError,  # it promises more than there is
@@ -70,7 +70,7 @@ def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
       arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:
     raise UserError("there is no such file") from error
-  # A bare .npy array has no `with`.
+  # `np.load` reads a .npy file as a bare array, which `with` refuses.
   except (AttributeError, TypeError) as error:
     raise UserError("is not an .npz archive") from error
   except _UNREADABLE as error:
@@ -144,14 +144,14 @@ def load_npz(
 
   uint8 images are divided by 255; floats must be finite and are left alone. The number of
   classes is public and must be declared: by an integer `num_classes` in the file or as the
-  argument. It is never counted from the labels. The file may also declare an integer `vocab_size`,
-  for models of tokens that need it, and an integer `num_examples`, the number of training examples
-  that mechanisms use. The shape of one example is public: it is that of the array.
+  argument. It is never counted from the labels. The file may also declare two more integers:
+  `vocab_size`, for models of tokens, and `num_examples`, the number of training examples that
+  mechanisms use. The shape of one example is public: it is that of the array.
 
   Raises:
-    UserError: one line, for a missing or unreadable file, a missing key, a pickled
-      (object) array, a wrong dtype or shape, NaN, splits that do not match, or a number of
-      classes that is not declared, twice differently, or not above every label.
+    UserError: one line: a missing or unreadable file; a missing key; a pickled (object) array; a
+      wrong dtype or shape; NaN; splits that do not match; a number of classes that is not
+      declared, is declared twice differently, or is not above every label.
   """
   return _load(path, num_classes)[0]
 
@@ -235,7 +235,7 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
 
 
 def _held(file: File, shape: tuple[int, ...], name: str, resident: bool | None) -> Any:
-  """Returns the array, or the file for inputs that stay on disk. Both read as float32."""
+  """Returns the array, or the file of inputs that stay on disk. Sizes count 4 bytes a number."""
   if name.startswith("x_") and stay_in_files(4 * math.prod(shape), resident):
     return file
   return file.read(np.arange(len(file))).reshape(shape)

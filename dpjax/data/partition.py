@@ -76,8 +76,8 @@ def dirichlet(
   """Deals each CLASS to the clients in shares drawn from Dir(alpha) (NIID-Bench).
 
   A smaller alpha gives fewer classes per client, and sizes differ too. As in NIID-Bench, a client
-  that already holds n / num_clients examples gets none of the later classes, and the whole draw
-  is repeated until every client has `min_size`. alpha=inf is `iid`.
+  that already holds n / num_clients examples gets none of the later classes. The whole draw is
+  repeated until every client has `min_size`. alpha=inf is `iid`.
   Source: Li, Diao, Chen and He 2022, arXiv:2102.02079, section 4.1.
 
   Raises:
@@ -318,7 +318,7 @@ def _deal_classes(
 def _draw_classes(
   random: np.random.RandomState, shares: np.ndarray, left: np.ndarray, size: int
 ) -> np.ndarray:
-  """Draws how many rows of each class: [classes], `size` draws by `shares`, no class
+  """Draws the number of rows of each class, [classes]: `size` draws by `shares`, with no class
   overdrawn."""
   taken = np.zeros_like(left)
   while (missing := size - taken.sum()) > 0:

@@ -54,7 +54,7 @@ def is_prepared(name: str, root: pathlib.Path) -> bool:
 
 
 def check_known(name: str) -> None:
-  """Raises UserError, with the nearest name, unless TFDS knows this data set. Works
+  """Raises UserError, with the nearest name, unless dpjax or TFDS knows this data set. Works
   offline."""
   # Imported here: it is slow.
   with optional.needed():
@@ -133,7 +133,7 @@ def check_features(name: str, root: pathlib.Path) -> None:
 
 def _classes_named(data: Any) -> Iterator[Any]:
   """Yields every class named in JSON data of features, in today's layout and the older
-  ones. One of those holds JSON as text."""
+  ones. One older layout holds JSON as text."""
   if isinstance(data, str) and data.lstrip()[:1] in ("{", "["):
     with contextlib.suppress(ValueError):
       yield from _classes_named(json.loads(data))
@@ -289,7 +289,7 @@ def _read_all(
       hint = validate.did_you_mean(name_of_field, info.features)
       has = ", ".join(sorted(info.features))
       raise UserError(f"has no field {name_of_field!r}{hint}; must be one of {has}")
-  # dataset_info.json is public.
+  # The files may declare the number of classes: their description is public.
   num_classes = getattr(info.features[keys[1]], "num_classes", None) or declared
   if num_classes is None:
     raise undeclared(f"{name!r:.80} declares none")
@@ -337,9 +337,9 @@ def load_prepared(
     resident: as in `data.load`.
 
   Raises:
-    UserError: one line, where the files are damaged or of another format, or the features
-      are not an image or a text with an integer label, or a number of classes that neither
-      the files nor `num_classes` declare.
+    UserError: one line: the files are damaged or of another format; the features are not an
+      image or a text with an integer label; or neither the files nor `num_classes` declare the
+      number of classes.
   """
   with _quiet(), _one_line_errors(name, root):
     (train, _), (test, _) = _read_all(name, root, max_length, num_classes, resident)

@@ -2,9 +2,9 @@
 
 The pixel mean and standard deviation that circulate for a data set (such as .1307 and
 .3081 for MNIST) were computed from its training images. When those are the private data,
-using them is a query that no epsilon here accounts for. So dpjax offers no such table: it
-offers `center`, whose constants are public because they are the middle and the half width
-of the pixel range, and `standardize` by constants that you state.
+using them is a query that no epsilon here accounts for. So dpjax offers no such
+table. It offers `center`, whose constants are public: the middle and the half width of the pixel
+range. And it offers `standardize`, by constants that you state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpjax.validate import UserError
 def _constant(name: str, value: Any, channels: int) -> np.ndarray:
   try:
     constant = np.asarray(value, np.float32)
-  # For example "estimate", or a function.
+  # Raised for "estimate", for example, or for a function.
   except (TypeError, ValueError):
     constant = None
   if value is None or constant is None:
@@ -41,7 +41,9 @@ def _constant(name: str, value: Any, channels: int) -> np.ndarray:
 
 
 def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArray) -> Any:
-  """Returns (x - mean) / std with PUBLIC constants: a Dataset for a Dataset, else an array.
+  """Returns (x - mean) / std with PUBLIC constants.
+
+  The result is a `Dataset` for a `Dataset`, `Rows` for `Rows`, else an array.
 
   `mean` and `std` are one number, or one for each entry of the last axis (the channel).
   They must come from elsewhere than the private data: another, public data set, or the

@@ -22,9 +22,10 @@ class Published(NamedTuple):
   Attributes:
     num_examples: size of its training split; None: the loaded data set declares it.
     num_users: number of users of its natural federation.
-    loader: dotted path of the function that returns (train, test), whole in memory; "":
-      tensorflow-datasets has prepared it.
-    in_folder: the loader takes `data_dir`, where files of the data lie; else they are embedded.
+    loader: dotted path of the function that returns (train, test), whole in memory; "": the
+      data are read as tensorflow-datasets has prepared them.
+    in_folder: whether the loader takes `data_dir`, the folder of the files; False: the data are
+      embedded.
   """
 
   num_examples: int | None = None
@@ -93,15 +94,15 @@ def lies_in_folder(name: str) -> bool:
   return not (is_embedded(name) or names.is_path(name) or path.is_absolute())
 
 
-# Attribute of a test set that was read as that of a row of `PUBLISHED`.
+# Attribute that marks the test set of a row of `PUBLISHED`, as it was read.
 _TEST_OF = "_published_test_of"
 
 
 def as_published_test(test: Any, name: str) -> Any:
-  """Returns the test set, known as that of a published data set. A part of it is not.
+  """Returns the test set, marked as that of a published data set. Parts of it have no mark.
 
   Args:
-    name: as `data.load` takes it, "mnist:3.0.1". Other names leave the test set unknown.
+    name: name as in `data.load`, such as "mnist:3.0.1". For any other name, no mark is set.
   """
   if name.partition(":")[0] in PUBLISHED:
     # Not a field: `replace` makes other data, and must drop it.

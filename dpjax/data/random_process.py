@@ -78,7 +78,7 @@ def images_of(
 
 
 def _falling(process: Process, height: int, width: int) -> np.ndarray:
-  """Amplitudes [H, W] that fall with frequency by the slope, stretched along the direction."""
+  """Returns 1 / amplitude [H, W]: frequency ** slope, stretched along the direction."""
   down = np.fft.fftfreq(height)[:, None]
   right = np.fft.fftfreq(width)
   cos = np.cos(process.angle)
@@ -125,8 +125,8 @@ def load_random_process(
   """Draws (train, test) of random processes: the same at every call, from nobody's data.
 
   Args:
-    shape: (H, W, C) of an image. "random_process" is [32, 32, 3], 64 classes of 500 images
-      each, and 50 to test; a function of yours may return others, `data.name=mine:make`.
+    shape: (H, W, C) of an image. The name "random_process" means the defaults here. A function of
+      yours may return other data: `data.name=mine:make`.
 
   >>> train, test = load_random_process((8, 8, 1), num_classes=3, per_class=4)
   >>> train

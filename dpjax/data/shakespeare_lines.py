@@ -6,7 +6,7 @@ privacy. All other plays are PRIVATE: an epsilon protects one line, or one role,
 a declaration for an experiment; all the texts are old and free.)
 
 An example is one printed line with its line ends, [LENGTH], or the first lines of one role,
-[m, LENGTH]. For both, the last fifth of each role's lines is for the test.
+[MOST_LINES, LENGTH]. For both, the last fifth of each role's lines is for the test.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PUBLIC_PLAYS = (
   "two_gentlemen_of_verona",
   "winters_tale",
 )
-# Tokens of a line, both line ends included; longer lines are cut.
+# Number of tokens of a line, both line ends included; longer lines are cut.
 LENGTH = 64
 # Number of lines kept of a role, the first ones; public.
 MOST_LINES = 16
@@ -105,8 +105,8 @@ def _lines(name: str, folder: Folder, *, public: bool) -> tuple[Dataset, Dataset
 def load_roles(folder: Folder = None) -> tuple[Dataset, Dataset]:
   """Loads (train, test): roles of the private plays, x int32 [n, MOST_LINES, LENGTH].
 
-  A training example is one role: its first lines, of which no other row holds any. A test example
-  is a block of any test lines, the same lines as in `load_lines`.
+  A training example is one role: its first MOST_LINES lines. No other row has a line of this role.
+  A test example is a block of test lines, perhaps of several roles. They are those of `load_lines`.
   """
   roles = _by_role(folder, public=False)
   train = np.concatenate([blocks_of(lines[:MOST_LINES], MOST_LINES) for lines, _ in roles])

@@ -104,8 +104,8 @@ def load_wine() -> Pair:
 
 
 def load_diabetes() -> Pair:
-  """Loads 442 people with diabetes, ten numbers each, and its progress in a year (Efron
-  2004)."""
+  """Loads 442 people with diabetes: ten values each, and the progress of the disease in a year
+  (Efron 2004)."""
   columns = _bundled("diabetes", scaled=False)
   columns["sex"] = columns["sex"].astype(int)
   declared = {

@@ -12,8 +12,8 @@ A declaration is a dict, or a TOML or JSON file of one. Its keys:
   labels have `columns`, and two `values`: the text of no, then that of yes.
 - `split`: `column` with the texts in it that mean `train` and `test`; or `test_file`, a second
   file; or `test_share` and `salt`, by a hash of the row's number, and with `column` by a hash of
-  the text there, such as an id. A row that is taken out of the file moves the numbers of all
-  rows below, and no text.
+  the text there, such as an id. If a row is taken out, all rows below it get
+  other numbers, and may change their split; hashes of texts stay.
 - `ignore`: columns that are not read. "*": all that are not declared.
 - `missing_values`: texts that mean no value; by default the empty text.
 - `num_examples`: a public number near that of the training rows.
@@ -120,7 +120,7 @@ class Declaration:
 
   @property
   def text(self) -> Text | None:
-    """The column of texts, where that is what the inputs are."""
+    """The column of texts, if the inputs are a text; else None."""
     (first, *_) = self.columns.values()
     return first if isinstance(first, Text) else None
 
@@ -133,7 +133,7 @@ class Declaration:
 
   @property
   def num_classes(self) -> int:
-    """Outputs of a model: classes, labels, or 1 for a number."""
+    """Number of outputs of a model: classes, labels, or 1 for a number."""
     if isinstance(self.target_kind, Number):
       return 1
     several = len(self.target_columns)
@@ -141,8 +141,8 @@ class Declaration:
 
   @property
   def width(self) -> int:
-    """Inputs of a model: one for a number, one for each value of a category, or the tokens of
-    a text."""
+    """Number of inputs of a model: one for a number, one for each value of a category, or the
+    tokens of a text."""
     kinds = self.columns.values()
     if self.text is not None:
       return self.text.length
@@ -275,7 +275,7 @@ def mapping(value: object, field: str, known: tuple[str, ...] = ()) -> dict[str,
 
 def text_of(value: object, field: str) -> str:
   """Returns a column's value as text, as the file has it; integers and booleans become
-  words."""
+  text."""
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, int):
@@ -288,7 +288,7 @@ def text_of(value: object, field: str) -> str:
 
 
 def texts(value: object, field: str, least: int = 1) -> tuple[str, ...]:
-  """Returns distinct texts from a list, at least the required number."""
+  """Returns the texts of a list. Raises UserError if two are equal, or fewer than `least`."""
   if not isinstance(value, (list, tuple)) or len(value) < least:
     raise UserError(f"must be a list of at least {least}", field=field, value=value)
   seen: dict[str, None] = {}

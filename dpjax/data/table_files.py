@@ -27,7 +27,7 @@ _MOST_OF_ROW = 2**24
 _ROWS = 2**14
 # Types of cells in memory. Others could run code of their own, or have no text.
 _PLAIN = (str, numbers.Real, np.bool_, decimal.Decimal)
-# Of an integer: no float64 is larger, and longer ones have no text.
+# Most bits of an integer. No float64 is larger, and Python turns no very long integer into text.
 _MOST_BITS = 1024
 # (names of all columns) -> names of those to read; it may raise UserError.
 Wanted = Callable[[Sequence[str]], Sequence[str]]
@@ -109,7 +109,7 @@ def in_memory(columns: Mapping[str, Any], wanted: Wanted) -> Iterator[RowBlock]:
 
 def _plain_cell(cell: Any, name: str, row: int) -> Any:
   """Returns a cell of an object column, None for one without a value; UserError for others."""
-  # The NA of pandas, which is compared with nothing.
+  # NA of pandas is recognised by its type: a comparison with it is neither true nor false.
   if cell is None or type(cell).__name__ == "NAType":
     return None
   is_long = isinstance(cell, int) and cell.bit_length() > _MOST_BITS
@@ -128,7 +128,8 @@ def word(path: pathlib.Path) -> str:
 
 
 def _check_mark(path: pathlib.Path, encoding: str) -> None:
-  """Raises for UTF-16 declared as another encoding: latin-1 would read it as garbage."""
+  """Raises UserError for an archive, and for UTF-16 declared as another encoding, since latin-1
+  would read it as garbage."""
   with path.open("rb") as stream:
     mark = stream.read(4)
   if (

@@ -29,7 +29,7 @@ _Held = pathlib.Path | Mapping[str, Any]
 # The file of a declaration, or its content; None: the file beside the table.
 Declared = str | os.PathLike[str] | Mapping[str, Any] | None
 Pair = tuple[Dataset, Dataset]
-# Columns that may be meant by a name that is not there.
+# Number of column names that are compared with a missing one, to suggest one.
 _COMPARED = 1000
 
 
@@ -122,7 +122,7 @@ def table_fields(
 
 
 def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int]:
-  """Counts the numbers of each column beyond its bounds, over all rows. NOT private.
+  """Counts the numbers of each column beyond its bounds, over all rows, without privacy.
 
   One record changes each count by at most one. So release a count only through a mechanism of
   `dpjax.mechanisms`, with sensitivity 1 for each column, or keep it secret.
@@ -183,7 +183,7 @@ def _beside(source: pathlib.Path) -> pathlib.Path:
 
 
 def declared_content(source: pathlib.Path, declaration: Declared) -> dict[str, Any]:
-  """Returns the content of the declaration of a file: a dict of it, the given file, or the file
+  """Returns the content of a table's declaration, given as a dict or as a file; None: the file
   beside the table."""
   held = _beside(source) if declaration is None else declaration
   return dict(held) if isinstance(held, Mapping) else table_declaration.read(held)
@@ -406,17 +406,17 @@ class _Cells:
       numbers = self.numbers(name, kind)
       bounds = kind.bounds
       clipped[name] += int(np.sum((numbers < bounds.lower) | (numbers > bounds.upper)))
-      # From [-1, 1], where the difference of two large bounds does not overflow.
+      # Scaled to [-1, 1] first: `Interval` subtracts half bounds, whose difference cannot overflow.
       columns.append((bounds.scaled(numbers)[:, None] + 1) / 2)
     return np.concatenate(columns, axis=1, dtype=np.float32)
 
   def _readable(self, column: str) -> list[str]:
-    """Returns the texts of a column. Raises UserError for one that is none."""
+    """Returns the texts of a column. Raises UserError for a cell that is no text."""
     texts = self.texts(column)
     for index, (line, cell) in enumerate(zip(texts, self._block.cells[column])):
       if not isinstance(cell, str) or line in self._none:
         raise self._wrong(index, column, "holds no text")
-      # A zero byte is the padding, and half a character has no bytes.
+      # A zero byte is the padding, and half a character (a lone surrogate) has no bytes.
       if "\0" in line or any("\ud800" <= letter <= "\udfff" for letter in line):
         raise self._wrong(index, column, "holds a zero byte, or half a character")
     return texts

@@ -35,11 +35,11 @@ class Interval:
     for name in ("lower", "upper"):
       value = getattr(self, name)
       finite(**{name: value})
-      # 0 and 0.0 are one bound, and the digest of the data uses the text.
+      # 0 and 0.0 are one bound, but differ in the text of a target, which the digest covers.
       object.__setattr__(self, name, float(value))
     if not self.lower < self.upper:
       raise UserError(f"must be > lower={self.lower}", field="upper", value=self.upper)
-    # Products with a wider range overflow in float32, in which models compute.
+    # Models compute in float32: products with a larger or smaller width could over- or underflow.
     if not 1e-30 < self.half_width < 1e30:
       raise UserError("must lie 2e-30 to 2e30 above lower", field="upper", value=self.upper)
 
@@ -127,7 +127,7 @@ def as_targets(values: HostArray, target: Target) -> np.ndarray:
   """
   try:
     array = np.asarray(values)
-  # NumPy raises it for ragged nested lists, for example.
+  # NumPy raises ValueError for ragged nested lists, for example.
   except ValueError as error:
     raise UserError("is not a rectangular array", field="y") from error
   if array.dtype.kind not in "biuf":

@@ -1,9 +1,12 @@
 """Text files: an example is a line, or a window of a declared number of tokens.
 
-A declaration (a dict, or a TOML or JSON file of one) has the keys `example` ("line" or "window"),
-`length` (tokens of an example: longer lines are cut, shorter ones padded), `tokenizer` (none: the
-bytes of UTF-8; else a tokenizer.json that was trained on PUBLIC text), `split` (`test_file`, or
-`test_share` and `salt`: by a hash of the number of the example) and `num_examples`.
+A declaration is a dict, or a TOML or JSON file of one. Its keys:
+
+- `example`: "line" or "window".
+- `length`: tokens of an example. Longer lines are cut, shorter ones padded.
+- `tokenizer`: a tokenizer.json that was trained on PUBLIC text; without it tokens are UTF-8 bytes.
+- `split`: `test_file`, or `test_share` and `salt`: by a hash of the number of the example.
+- `num_examples`: a public number near that of the training examples.
 
 An epsilon protects one example: one line, or one window. It does not protect a person who wrote
 several of them.

@@ -1,9 +1,9 @@
 """The files of TensorFlow Federated: SQLite databases, and its older HDF5 files.
 
 EMNIST by writer (FEMNIST), StackOverflow by user, Shakespeare by role, CIFAR-100 by topic,
-read without TensorFlow: a database holds `examples` (split_name, client_id,
-serialized_example_proto), whose last is a tf.train.Example, and `client_metadata` (client_id,
-split_name, num_examples); an HDF5 file `examples/<client_id>/<feature>`.
+read without TensorFlow. A database holds the tables `examples` (split_name, client_id,
+serialized_example_proto: a tf.train.Example) and `client_metadata` (client_id, split_name,
+num_examples). An HDF5 file holds `examples/<client_id>/<feature>`.
 
   python -m launch.prepare --dataset=femnist --data_dir=DIR        # DIR/emnist_all.sqlite
   python -m launch.prepare --dataset=stackoverflow --data_dir=DIR  # DIR/stackoverflow.sqlite
@@ -31,7 +31,7 @@ from dpjax.data.registry import user_path
 from dpjax.validate import UserError, first_line, integer_at_least, listed
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
-# name for `launch.prepare` -> the database; its address is URL, the file and .lzma
+# Name for `launch.prepare` -> file of the database. Its address is URL + file + ".lzma".
 DATABASES = {"femnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
 # Split names of EMNIST, then those of all others.
 _SPLITS = (("all_train", "all_test"), ("train", "test"))
@@ -85,8 +85,8 @@ def tff_federation(
   Args:
     name: a path that ends in .sqlite, or in _train.h5 (the file that ends in _test.h5 lies
       beside it; needs the `h5` extra).
-    data_dir: where a relative `name` begins; else the current folder.
-    num_classes: public, never counted; 62 of FEMNIST.
+    data_dir: folder in which a relative `name` begins; None: the current folder.
+    num_classes: number of classes, public and never counted: 62 for FEMNIST.
     max_examples: as in `data.by_client`, for each client in train and in test.
 
   Raises:
@@ -221,7 +221,7 @@ def _sqlite(
         f"client {client!r} has {count} examples in {split}, client_metadata says "
         f"{counts.get(client, 0)}"
       )
-  # Read after the examples, so that clients without examples count, too.
+  # Every client is listed once more with 0 examples, so that clients without examples count, too.
   return _Stretches([*rows, *counts], [1] * len(rows) + [0] * len(counts), x, y)
 
 
@@ -245,7 +245,7 @@ def _decode(records: list[bytes], kind: _Kind, x: np.ndarray, y: np.ndarray) -> 
 
 
 def _image(values: np.ndarray, kind: _Kind, count: int) -> np.ndarray:
-  """Decodes images [count, *shape]. Refuses pixels that are not bytes."""
+  """Decodes images [count, *shape]. Raises UserError for uint8 pixels that are not bytes."""
   if values.size != count * int(np.prod(kind.shape)):
     raise UserError(f"must be {kind.shape} numbers, got {values.shape}", field=kind.key)
   as_is = values.astype(kind.dtype)

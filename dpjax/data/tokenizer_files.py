@@ -25,10 +25,10 @@ INSTALL = "pip install 'dpjax[lm]'"
 _MOST_BYTES = 2**28
 # Tokens are int32.
 _LARGEST_TOKEN = 2**31 - 1
-# What makes a model draw tokens at random: BPE-dropout (Provilkov et al. 2020), and subword
+# Settings that make a model draw tokens at random: BPE-dropout (Provilkov et al. 2020), and subword
 # regularization (Kudo 2018).
 _RANDOM = ("dropout", "alpha")
-# Whoever stops the program is no broken tokenizer.
+# Exceptions that stop the program, and say nothing about a tokenizer.
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
@@ -37,10 +37,10 @@ class Tokenizer(NamedTuple):
 
   Args:
     ids: text -> tokens, special ones such as [CLS] included, without padding.
-    vocab_size: number of different tokens, the padding 0 included.
+    vocab_size: one more than the largest token. Ids may have gaps.
     first_id: token of the file's id 0: 0 if that id is the padding, else 1.
-    path: its file; "" for bytes.
-    sha256: of the file; "" for bytes.
+    path: path of the file; "" for bytes.
+    sha256: digest of the file; "" for bytes.
   """
 
   ids: Callable[[str], list[int]]
@@ -100,13 +100,13 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
         raise
       # The text itself is private, and messages end in logs.
       raise UserError(f"cannot read a text of these ({type(error).__name__})") from None
-    # What is put around each text names its tokens by numbers of its own. A model would read the
-    # embedding of another token in their place.
+    # A file numbers the tokens that it adds around each text, and may give numbers outside of its
+    # vocabulary. A model would read the embedding of another token in their place.
     if max(tokens, default=0) >= size:
       raise UserError(f"gives a text tokens that are none of its {size}")
     return tokens
 
-  # Reported for every text at once, before one is read.
+  # An error that every text would raise is raised now, before any text is read.
   ids("")
   sha256 = hashlib.sha256(content).hexdigest()
   return Tokenizer(ids, size, first_id, os.fspath(path), sha256)
@@ -123,10 +123,10 @@ def _content(path: str | os.PathLike[str]) -> bytes:
 
 
 def _parsed(content: bytes) -> Any:
-  """Returns the library's tokenizer of a file, without the file's own padding and cut.
+  """Returns the library's tokenizer of a file, without the file's own padding and truncation.
 
   Raises:
-    UserError: those of `read` that need no text.
+    UserError: the errors of `read` that need no text.
   """
   try:
     tokenizers = importlib.import_module("tokenizers")
@@ -138,7 +138,7 @@ def _parsed(content: bytes) -> Any:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     words = tokenizer.get_vocab(with_added_tokens=True)
-  # The library, in Rust, raises plain exceptions. Its panics are no Exception.
+  # The library, in Rust, raises plain exceptions. Its panics are BaseExceptions.
   except BaseException as error:
     if isinstance(error, _STOPS):
       raise

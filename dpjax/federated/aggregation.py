@@ -2,9 +2,9 @@
 noise.
 
 An `Aggregator` is a pair of pure functions over stacked messages,
-`update(messages [C, *p], mask [C], state, weights [C]) -> ([*p], state)`. One that only needs
-a sum also gives its two halves, so that contributions can be added up as clients finish, over
-blocks and over devices: `update = finish(partial(...))`. Noise lives in `finish`: it is drawn
+`update(messages [C, *p], mask [C], state, weights [C]) -> ([*p], state)`. An aggregator
+that needs only a sum also gives the two halves of `update`, `finish(partial(...))`. Contributions
+can then be added up as clients finish, over blocks and over devices. `finish` draws the noise,
 once for the whole sum, whatever the execution.
 
 | case                                 | `weighted_mean`         | `dp_mean`                  |

@@ -163,9 +163,9 @@ def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
 
 
 def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
-  """Returns a `mean_grad` that protects one EXAMPLE inside its client.
+  """Returns a variant of `mean_grad` that protects one EXAMPLE inside its client.
 
-  It yields a `ClippedSum` for a plan's transform. Use it with
+  Its gradient is a `ClippedSum` for a plan's transform. Use it with
   `client_tx=lambda key: optax.chain(plan.transform(key), tx)`.
   """
   summed_fn = plan.clipped_grad(loss_fn, method="vmap")
@@ -258,7 +258,8 @@ def local_training(
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     grads, loss = grad_fn(local.params, examples, mask)
     grads = grads if adjust is None else adjust(grads, received, local)
-    # Made again in each step from the same key. It is pure, and its state is in `local`.
+    # The optimizer is made again in each step, from the same key: it is pure, and `local` holds
+    # its state.
     tx = make_tx(client_tx, jax.random.fold_in(local.key, OPTIMIZER_KEY))
     updates, opt_state = tx.update(grads, local.opt_state, local.params, mask=mask)
     params = optax.apply_updates(local.params, updates)
@@ -274,10 +275,11 @@ def local_training(
 def full_gradient(
   loss_fn: LossFn, *, weighting: Weighting = by_examples
 ) -> ClientAlgorithm:
-  """The gradient of the client's mean loss at the server's parameters, over all its batches.
+  """Makes a client that sends the gradient of its mean loss at the server's parameters.
 
-  It needs one pass over the data (`epochs=1`); the batch size only bounds memory. The message is
-  {"delta": -g}, a step of length 1, which aggregators and server optimizers take unchanged.
+  The mean is over all its batches, in one pass (`epochs=1`). The batch size only bounds memory. The
+  message is {"delta": -g}, a step of length 1, which aggregators and server optimizers take
+  unchanged.
 
   >>> algorithm = full_gradient(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
   >>> received, local = Received(jnp.zeros(1)), None

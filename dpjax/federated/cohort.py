@@ -52,7 +52,7 @@ class LocalBatches(NamedTuple):
     masked.
 
     Padding within a step repeats the client's own rows: row 0 of the data would belong to another
-    client. Added steps hold zeros, since nobody runs a step that is all padding.
+    client. Added steps hold zeros: the result of a step that is all padding is never used.
     """
     longer = self
     places = np.arange(size)
@@ -64,7 +64,7 @@ class LocalBatches(NamedTuple):
 
 
 class Drawn(NamedTuple):
-  """Origin of a cohort: the sampler and the round. Only the cohort itself is secret."""
+  """Origin of a cohort: its plan and its round. Only the cohort itself is secret."""
 
   plan: Plan
   round: int
@@ -189,7 +189,7 @@ def cohorts(
 
   Args:
     plan: plan for clients: `sampling_prob` is that of a client, `normalize_by` counts clients.
-      None is refused; an aggregator without a plan passes it.
+      None is refused; an aggregator without a plan passes None.
     rng: integer seed of the sampler; 128 bits or more for a release.
 
   Raises:
@@ -218,11 +218,13 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
   """Refuses a cohort whose round would not keep the stated epsilon.
 
   Args:
-    plan: the aggregator's plan; None if unknown. private: whether the aggregator adds noise.
+    plan: the aggregator's plan; None if unknown.
+    private: whether the aggregator adds noise.
+    round: number of the round that the cohort must be drawn for.
 
   Raises:
-    UserError: the aggregator adds no noise, or that of an unknown or another plan, or the cohort
-      was drawn for another round.
+    UserError: the aggregator adds no noise, or adds noise of an unknown or another plan; or the
+      cohort was drawn for another round.
   """
   if cohort.drawn is None:
     return

@@ -167,9 +167,9 @@ def _random_signs(key: Array, size: int) -> Array:
 
 
 def rotate(key: Array, x: Array) -> Array:
-  """Returns H D x for random signs D, with x zero-padded to a power of two.
+  """Returns H S x for random signs S, with x zero-padded to a power of two.
 
-  The rotation H D makes the entries similar in size.
+  The rotation H S makes the entries similar in size.
   """
   size = _padded_size(x.size)
   return hadamard(_random_signs(key, size) * jnp.pad(x, (0, size - x.size)))
@@ -204,7 +204,7 @@ def rotated(bits: int = 4) -> Compressor:
 
 
 def drive() -> Compressor:
-  """DRIVE, one bit per coordinate: the rotated message's signs, scaled by ||R x||_1 / D.
+  """DRIVE, one bit per coordinate: the signs of the rotated message R x, scaled by ||R x||_1 / D.
 
   That scale has the smallest squared error (Vargaftik et al. 2021, section 4); the error is
   about 1 - 2 / pi = 0.36 of the squared norm, whatever the message.

@@ -1,8 +1,9 @@
 """Facts about an algorithm or an aggregator, stated once, beside its code.
 
-A config's choices, the fields that a run reads, what an attack or an audit may ask for, the
-games of `launch.audit` and the lines of `launch.list` all read these facts. So a new
-algorithm is one file with `@algorithm(...)` and one line in `dpjax/federated/algorithms`.
+Configs read these facts for their choices, and runs for the fields that they read. Attacks and
+audits read them for what they may ask for, `launch.audit` for its games, and `launch.list` for its
+lines. So a new algorithm is one file with `@algorithm(...)` and one line in
+`dpjax/federated/algorithms`.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ class AlgorithmFacts:
     private_if: condition for privacy, in addition to a private aggregator; "": none.
     options: numbers that a config sets, with their defaults; None: no config names it.
     optimizers: which of "client_tx" and "server_tx" `make` takes, in order.
-    weighted: it takes `weighting`.
-    local_steps: clients take steps of their own, so local epochs count.
-    keeps_state: clients keep something between rounds.
-    wraps_clients: it takes `wrap` and `memory`, which change a client.
-    one_difference: a message is one difference of parameters and nothing else.
-    plain_client: clients train exactly as `fed_avg`'s do.
+    weighted: whether it takes `weighting`.
+    local_steps: whether clients take steps of their own, so that local epochs count.
+    keeps_state: whether clients keep something between rounds.
+    wraps_clients: whether it takes `wrap` and `memory`, which change a client.
+    one_difference: whether a message is one difference of parameters and nothing else.
+    plain_client: whether clients train exactly as `fed_avg`'s do.
     client_rule: the one rule of client optimizers that it is derived for; "": any.
-    client_momentum: a client's SGD may have momentum.
-    from_run: the arguments that follow from the numbers of a run.
+    client_momentum: whether a client's SGD may have momentum.
+    from_run: numbers of a run -> arguments of `make` that follow from them.
     checks: option -> function of `dpjax.validate` that refuses a wrong value.
     played: options with which `launch.audit` attacks it, in addition to its optimizers.
   """
@@ -84,7 +85,7 @@ def user_defined(name: str) -> AlgorithmFacts:
   """Returns the facts of any user-defined algorithm, about which nothing is known.
 
   Args:
-    name: its import path.
+    name: import path of the algorithm.
   """
   return AlgorithmFacts(
     name=name,
@@ -131,8 +132,8 @@ class AggregatorFacts:
     stands_up_to: how many arbitrary clients of n, in words.
     tolerates: `(n, **options) -> how many`, the same as a number.
     options: numbers that a config sets, with their defaults.
-    weighted: weights of clients count in it.
-    is_mean: it is a mean, so `central` or a secure sum may replace it.
+    weighted: whether weights of clients count in it.
+    is_mean: whether it is a mean, which `central` or a secure sum may replace.
     no_claim: why it promises no epsilon, for `launch.audit`.
   """
 
@@ -155,7 +156,7 @@ def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
 
   Args:
     name: name in configs; "" for the function's name.
-    facts: fields of `AggregatorFacts`, but for `make`.
+    facts: fields of `AggregatorFacts`, but for `name` and `make`.
 
   >>> @aggregator(source="folklore", stands_up_to="nobody", tolerates=lambda n: 0)
   ... def first_message():
@@ -184,7 +185,7 @@ def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]
   """Returns the facts of everything that a package lists, in order.
 
   Args:
-    package: package of `dpjax._lazy`.
+    package: package whose names `dpjax._lazy` lists.
     facts: function -> its facts."""
   # A module states its facts on import, so all modules are imported.
   for module, _ in _lazy.listed(package.__name__).values():

@@ -1,7 +1,7 @@
 """Ways to add the noise of a private mean at one guarantee, and their costs.
 
-One release of the mean of n clients' vectors, each clipped to norm C, under "replace one
-client" at (epsilon, delta), by Gaussian noise whose multiplier z is the smallest that the
+The mean of n clients' vectors, each clipped to norm C, is released once, with (epsilon, delta)
+under "replace one client". The noise is Gaussian. z is the smallest noise multiplier that the
 accountant proves for the sensitivity 2 C:
 
 | placement     | noise of one client | noise of the mean  | who sees what           |
@@ -41,7 +41,7 @@ def local_event(noise_multiplier: float, num_messages: int = 1) -> dpa.DpEvent:
   """Event of `num_messages` messages of one client to the server, under "replace_one".
 
   Args:
-    noise_multiplier: as `client_noise` was given it, relative to the clip norm.
+    noise_multiplier: argument of `client_noise`, relative to the clip norm.
     num_messages: most rounds that one client takes part in.
   """
   return accounting.composed(accounting.gaussian_event(noise_multiplier), num_messages)

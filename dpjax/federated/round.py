@@ -142,8 +142,8 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
 def check_public(
   common: Common, why: str, *, check: Callable[..., None], **named: float | None
 ) -> None:
-  """Raises unless `check` accepts the number, or it is None and no private aggregator needs
-  it."""
+  """Raises UserError unless `check` accepts the number, or it is None and no private aggregator
+  needs it."""
   ((name, value),) = named.items()
   aggregator = common.get("aggregator")
   if value is not None:

@@ -1,7 +1,7 @@
 """The server's adaptive optimizers of FedOpt: algorithm 2 of Reddi et al. 2021.
 
-With D_t the mean difference of the clients, m_-1 = 0 and v_-1 = tau^2 (arXiv:2003.00295 asks
-for v_-1 >= tau^2), in every coordinate:
+D_t is the mean difference of the clients, m_-1 is 0, and v_-1 is tau^2 (arXiv:2003.00295 asks for
+v_-1 >= tau^2). Then in every coordinate:
 
     m_t = beta_1 m_(t-1) + (1 - beta_1) D_t
     v_t = v_(t-1) + D_t^2                                                       (FedAdagrad)
@@ -52,8 +52,8 @@ def fed_opt(
   Args:
     name: "adam", "yogi" or "adagrad".
     learning_rate: eta of the paper.
-    beta_1: of m; None for the paper's: 0.9, and 0 (no momentum) for "adagrad".
-    beta_2: of v, 0.99 in the paper; "adagrad" has none.
+    beta_1: decay of m; None for the paper's: 0.9, and 0 (no momentum) for "adagrad".
+    beta_2: decay of v, 0.99 in the paper; "adagrad" has none.
     tau: the paper's degree of adaptivity, 1e-3 where it does not tune it; also sets v_-1.
 
   Raises:

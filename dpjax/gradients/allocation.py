@@ -127,7 +127,7 @@ def shares_from_sensitivity(scores: ArrayTree, *, freeze_below: float = 0.0) -> 
   """Returns each group's share of the signal from sensitivity scores; sensitive groups get less.
 
   A group with score s gets the share 1 / s, so under the common noise its signal-to-noise
-  ratio is proportional to 1 / s; a group with s < `freeze_below`, or s = 0, is frozen
+  ratio is proportional to 1 / s. A group with s < `freeze_below`, or s = 0, is frozen
   (share 0). Feed the result to `allocate_clip_norms(rule="by_score")`.
 
   These scores are saliencies (how far the output moves with the input). They are NOT

@@ -78,7 +78,7 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
 
 
 def check_arrays(**named: Any) -> None:
-  """Raises unless every leaf of each tree is numbers, bools or random keys.
+  """Raises UserError unless every leaf of each tree is numbers, bools or random keys.
 
   >>> check_arrays(batch={"x": ["a"]})
   Traceback (most recent call last):
@@ -103,7 +103,7 @@ def check_arrays(**named: Any) -> None:
 
 
 def check_real(**named: Any) -> None:
-  """Raises unless every leaf of each tree is a real floating-point array.
+  """Raises UserError unless every leaf of each tree is a real floating-point array.
 
   Integers have no gradient. Real Gaussian noise would cover only one part of a complex number.
 

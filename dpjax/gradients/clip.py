@@ -2,8 +2,8 @@
 
 A rule determines how much a gradient of some length is shortened. `RULES` lists the known ones;
 a new one is a class and a row there. The norm may change between steps, at the privacy cost of a
-constant one (`transforms/clip_scale.py`): by a public schedule, or by a rule that `adapts`, whose
-norm depends on the mechanism's own releases (`transforms/adaptive_clipping.py`).
+constant one (`transforms/clip_scale.py`). It follows a public schedule, or a rule that `adapts`.
+Then it depends on the mechanism's own releases (`transforms/adaptive_clipping.py`).
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ class Flat(ClipRule):
 
 @dataclasses.dataclass(frozen=True)
 class Automatic(ClipRule):
-  """C / (norm + gamma): every gradient gets the length C norm / (norm + gamma) < C, so that C
-  only scales the learning rate (AUTO-S of Bu et al. 2022, arXiv:2206.07136; the same as
-  DP-NSGD of Yang et al. 2022, arXiv:2206.13033).
+  """C / (norm + gamma): every gradient gets the length C norm / (norm + gamma) < C.
+
+  So C only scales the learning rate. This is AUTO-S (Bu et al. 2022, arXiv:2206.07136), which is
+  the same as DP-NSGD (Yang et al. 2022, arXiv:2206.13033).
 
   Args:
     gamma: smoothing constant, in units of the gradient norm.
@@ -129,9 +130,9 @@ class Clip:
   """Bounds on one example's gradient. A number, or a tree, is short for the flat clip.
 
   Args:
-    norms: a number C in [1e-25, 1e30]; or a tree of numbers that is a prefix of the parameter
-      tree: each bounds the subtree it stands for, and the whole gradient is bounded by
-      sqrt(sum C_l^2); a group of bound 0 is frozen. inf: no clipping, if the rule allows it.
+    norms: a number C in [1e-25, 1e30], or a tree of numbers that is a prefix of the parameter
+      tree. Each number bounds its subtree, and the whole gradient is bounded by sqrt(sum C_l^2).
+      A group of bound 0 is frozen. inf: no clipping, if the rule allows it.
     rule: a clipping rule, or its name in `RULES`.
     schedule: public factors of the norms, one for each step; they cost no privacy.
 
@@ -180,7 +181,7 @@ class Clip:
     self.rule.check(max(active))
 
   def check_steps(self, num_steps: int) -> None:
-    """Raises unless the schedule is empty or has a factor for each step."""
+    """Raises UserError unless the schedule is empty or has a factor for each step."""
     if self.schedule and len(self.schedule) < num_steps:
       raise UserError(
         f"has {len(self.schedule)} factors, must have one for each of num_steps={num_steps}",
@@ -188,7 +189,7 @@ class Clip:
       )
 
   def check_finite(self) -> None:
-    """Raises unless every bound is finite."""
+    """Raises UserError unless every bound is finite."""
     self._check_norms(validate.positive)
 
   @property
@@ -218,7 +219,7 @@ class Clip:
     return sensitivity(self.l2_bound, relation)
 
   def check_prefix(self, params: Params) -> None:
-    """Raises unless the norms are a prefix tree of the parameters, which must be arrays."""
+    """Raises UserError unless the norms are a prefix tree of the parameters, which hold arrays."""
     if not jax.tree.leaves(params):
       raise UserError("must hold at least one array", field="params")
     try:
@@ -230,7 +231,7 @@ class Clip:
 
 
 def check_norm(**named: float) -> None:
-  """Raises unless each value is a clip norm that float32 can hold a gradient to.
+  """Raises UserError unless each value is a clip norm that float32 can hold a gradient to.
 
   >>> check_norm(l2_clip_norm=1e-30)
   Traceback (most recent call last):

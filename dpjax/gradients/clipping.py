@@ -23,8 +23,8 @@ computes in a narrow type (bfloat16, float16, any float8), they are about the gr
 | ------------------------------ | ---------------------------------------------------------- |
 | the parameter is narrow, or is | the gradient is formed, clipped and summed in float32; a   |
 | cast to a narrow type and back | cast rounds the parameter's values, never its gradients    |
-| an activation or its cotangent | it is infinite, NaN or 0 in the loss itself; an example of |
-| leaves the range of its type   | which that makes the gradient NaN or infinite is dropped   |
+| an activation or its cotangent | it is infinite, NaN or 0 in the loss itself; an example is |
+| leaves the range of its type   | dropped if its gradient then is NaN or infinite            |
 | their product leaves its range | formed in float32: the example is kept                     |
 | inside of cond, while or a     | computed in the types that it was traced with; clipped and |
 | custom derivative              | summed in float32                                          |
@@ -64,7 +64,8 @@ _ALIKE = 1e-6
 
 def _lift(top: float) -> float:
   """Returns a power of two that lifts tiny terms above the smallest floats during the sum.
-  There, parts of c_i g_i would round to 0, and the remaining vector could be too long."""
+  Otherwise small entries of a term, factor times gradient, would round to 0, and what remains could
+  be too long."""
   return 2.0 ** max(0, math.ceil(math.log2(1 / top))) if top < _LEAST_TERM else 1.0
 
 
@@ -79,7 +80,7 @@ def _top(rule, bound):
 
 def _factor(longest, keep, bound, rule):
   """Returns the factors [B] -> [B] of one group."""
-  # A frozen group: a bound of 0 has no `top`, and divides by no length.
+  # A bound of 0 freezes the group. It has no `top`, and its factors need no length.
   if bound == 0:
     return jnp.zeros_like(longest)  # [B]
   top = _top(rule, bound)
@@ -115,7 +116,7 @@ def clip_factors(
 
   Args:
     group_norms: tree of [B] norms, one per clip norm.
-    clip: its norms are a tree of the same structure.
+    clip: a `Clip`, whose norms are a tree of the same structure.
     mask: [B] bool; False means padding.
     longest: upper bound on each norm, if underflow may have reduced the computed one. The
       factors are for these bounds. None: the norms are exact.
@@ -145,7 +146,7 @@ def is_certain(lengths: Any, clip: Clip) -> jax.Array:
 
   Args:
     lengths: tree of `lengths.Length` [B], one per clip norm.
-    clip: its norms are a tree of the same structure.
+    clip: a `Clip`, whose norms are a tree of the same structure.
   """
 
   def certain(bound, length):
@@ -161,7 +162,7 @@ def _exact_above(bound: float, rule: ClipRule) -> float:
   """Returns the length above which a norm must be exact, since its error may show in the factor."""
   usual = bound or 1.0
   visible = rule.visible(bound)
-  # Never above the flat clip's value, since the flat clip's factors bound those of every rule.
+  # Never above the length for the flat clip, whose factors bound those of every rule.
   return (visible if 0 <= visible <= usual else usual) * _NEGLIGIBLE
 
 

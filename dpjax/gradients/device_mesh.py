@@ -1,7 +1,7 @@
 """A batch over several devices: each clips its own examples, and their sums are added once.
 
-A mesh has an axis `data`, over which the rows of a batch are split, and may have an axis
-`model`, over which parameters and all that has their shape are split.
+A mesh has an axis `data`, over which the rows of a batch are split. It may have an axis `model`,
+over which parameters, and all that has their shape, are split.
 
 | what                               | over `data`             | over `model`               |
 | ---------------------------------- | ----------------------- | -------------------------- |
@@ -71,10 +71,10 @@ def mesh_of(text: str) -> Mesh:
 
 
 def _equal_shares(name: str, count: int) -> list[Any]:
-  """Returns that many devices, equally many of each process, process by process."""
+  """Returns `count` devices, in equal shares of all processes, ordered by process."""
   target = made_for.current()
   if target is not None:
-    # No process is there yet: the devices of all its machines are in a row.
+    # The target's processes do not run yet. It lists the devices of all its machines in a row.
     devices = target.devices()
     if count > len(devices):
       raise UserError(

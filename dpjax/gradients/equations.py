@@ -1,6 +1,6 @@
 """Equations of a jaxpr: operands, evaluation of a single one, and users of a value.
 
-Of JAX this relies on `jax.extend.core` and on the names of a few primitives.
+It relies on `jax.extend.core` and on the names of a few primitives of JAX.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_float(aval: HasDType) -> bool:
 
 
 class EqnChain(NamedTuple):
-  """Equations whose results feed the next one alone, as one equation."""
+  """Equations, each of whose results only the next one reads, treated as one equation."""
 
   eqns: tuple[Eqn, ...]
   name: str
@@ -179,8 +179,8 @@ def evaluated(
 
   Args:
     jaxpr: an open jaxpr.
-    consts: its constants.
-    values: its arguments.
+    consts: constants of the jaxpr.
+    values: arguments of the jaxpr.
     step: (equation, values of its operands) -> its results.
 
   >>> closed = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(0.0)
@@ -212,8 +212,8 @@ def wide_fn(
 
   Args:
     eqn: the equation, or a chain of them.
-    precision: of its products. With a lower one, a term of a sum could be longer than its norm,
-      unless the norm allows for that (`ghost.precision`).
+    precision: precision of its products. With a lower one, a term of a sum could be longer than its
+      norm, unless the norm allows for that (`ghost.precision`).
   """
   if isinstance(eqn, EqnChain):
     return _wide_chain(eqn, precision)
@@ -261,7 +261,7 @@ def _wide_chain(
 
 
 class ScanParts(NamedTuple):
-  """Where the groups of a scan's operands begin: constants, carry, then scanned inputs."""
+  """Positions at which the parts of a scan's operands begin: constants, carry, scanned inputs."""
 
   first_carry: int
   first_xs: int
@@ -303,7 +303,7 @@ class Ends(NamedTuple):
 
 
 class Graph(NamedTuple):
-  """Users of a value, and its place among the results of its equation."""
+  """Users of each value of a jaxpr, and the value's place among the results of its equation."""
 
   uses: collections.Counter
   users: dict[Var, Eqn]  # the last of them
@@ -347,7 +347,7 @@ class Graph(NamedTuple):
     return self.users[var].primitive.name if alone else None
 
   def _split(self, var: Var) -> Ends | None:
-    """Returns the sums in which the parts of a value end, if it is only split."""
+    """Returns the sums in which the parts of a value end; None unless its only use is a split."""
     if self._only_user(var) != "split":
       return None
     eqn = self.users[var]

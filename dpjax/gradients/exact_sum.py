@@ -1,4 +1,4 @@
-"""A sum of many clipped terms, of which one more or less changes few roundings."""
+"""A sum of many clipped terms, in which one term more or less changes few roundings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ExactSum(NamedTuple):
 
   @classmethod
   def of(cls, total: Any) -> ExactSum:
-    """Begins with a tree of at least float32."""
+    """Returns a sum that begins with `total`, a tree of at least float32."""
     return cls(total, jax.tree.map(jnp.zeros_like, total))
 
   def plus(self, more: Any) -> ExactSum:
-    """Adds a tree."""
+    """Returns the sum with a tree added."""
     both = jax.tree.map(exact_plus, self.total, self.left_out, more)
     pick = lambda i: jax.tree.map(lambda _, pair: pair[i], self.total, both)
     return ExactSum(pick(0), pick(1))

@@ -88,7 +88,8 @@ def vmap_would_do(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
   """Whether gradients of the loss under `jax.vmap` are those of single examples.
 
   They are not where the loss computes in floats of less than 32 bits: JAX rounds gradients, or
-  they overflow, before they are clipped. Nor where a convolution could mix examples (`mixes`).
+  they overflow, before they are clipped. Nor are they where a convolution could mix examples
+  (`mixes`).
   """
   # A new function, since JAX caches traces by function, and the closure of a loss may have
   # changed.
@@ -114,8 +115,10 @@ def mixes(eqn: Any) -> bool:
 
 
 def _check_apart(loss_fn: LossFn, params: Params, example: Any, closed: Any) -> None:
-  """Raises UserError for operations that define their own batching, since they get all
-  examples. Differentiation also shows the rules of custom derivatives."""
+  """Raises UserError for operations that define their own batching, since they get all examples.
+
+  The gradient is traced, too, since it shows the rules of custom derivatives.
+  """
   eqns = list(every_equation(closed.jaxpr))
   if any(eqn.primitive.name.startswith("custom_") for eqn in eqns):
     # A loss that cannot be differentiated is explained elsewhere.

@@ -1,7 +1,7 @@
 """Memory of a clipped sum, as a documented model, and the microbatch that fits.
 
-Bytes for one example; the parameters, the batch and the sum itself come on top (with microbatches
-the sum counts twice, as its roundings are kept beside it):
+The table has the bytes for one example. The parameters, the batch and the sum itself come on top.
+With microbatches the sum counts twice, as its roundings are kept beside it.
 
 | route  | bytes                                          |
 | ------ | ---------------------------------------------- |
@@ -14,7 +14,7 @@ stacked once more (A'). H: products and gradients that are held for the sum, bey
 freed for them. W: the largest array that is formed for a norm and then freed. P: the parameters
 in float32.
 
-XLA reuses what the model counts twice: against its account of its temporaries (CPU,
+XLA reuses what the model counts twice. Beside XLA's own account of its temporaries (CPU,
 float32, workloads of the benchmark) the estimate was 1.2 to 1.7 times as much on the tapped
 route and 1.0 to 2.2 times on the vmap route. It is a guide, not a guarantee.
 """
@@ -48,7 +48,7 @@ class Bytes(NamedTuple):
 def estimate(
   loss_fn: LossFn, params: Params, example: ArrayTree, planned: Recipe | None
 ) -> Bytes:
-  """Estimates temporaries of the chosen route: tapped where there is a plan."""
+  """Estimates temporaries of the chosen route: tapped if there is a recipe, else vmap."""
   if planned is None:
     return vmap_route(loss_fn, params, example)
   return tapped_route(planned, params, example)
@@ -101,7 +101,7 @@ def vmap_route(loss_fn: LossFn, params: Params, example: ArrayTree) -> Bytes:
 
 def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
   """Returns the microbatch whose estimated temporaries fit in `budget` bytes; None: the
-  batch.
+  whole batch fits.
 
   It is the largest that fits, or a smaller one that needs less padding in the last pass. A
   smaller one takes at most twice as many passes.
@@ -162,8 +162,8 @@ def _held_bytes(unit: Unit, leaves: Any) -> float:
 
 
 def _work(planned: Recipe) -> tuple[float, float]:
-  """Returns the most bytes that a norm, or a sum that computes gradients again, allocates
-  and frees. They are per example, and in a loop over chunks."""
+  """Returns the most bytes that a norm, or a sum that computes gradients again, allocates and
+  frees: (per example without a loop, in total in a loop over chunks)."""
   norms = [unit.cost for unit in planned.units if not unit.hold]
   again = [unit.cost for unit in planned.units if sum_of(unit) is Sum.AGAIN]
   chunks = [(cost, cost_model.chunk(cost, planned.platform)) for cost in norms]

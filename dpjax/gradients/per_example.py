@@ -1,6 +1,6 @@
 """Per-example gradients by vmap, and the clipped sum built on them or on the fast route.
 
-The vmap route is the readable one and the oracle of the fast one (`ghost`): it stacks a
+The vmap route is the readable one and the oracle of the fast one (`ghost`). It stacks a
 gradient per example, so its memory grows with batch x parameters (see `microbatch_size`).
 """
 
@@ -168,14 +168,14 @@ def _rows(loss_fn: LossFn, params: Params, batch: Any) -> tuple[Array, Params]:
 
 def _of_one_client(fn: Callable[..., Any], loss: Any) -> Callable[..., Any]:
   """Returns the function so that `jax.vmap` over it mixes no clients, given the traced loss."""
-  # Most losses hold no such convolution, and their program is left as it is.
+  # Most losses hold no convolution that mixes, and their program is left as it is.
   return clients_apart(fn) if any(map(mixes, every_equation(loss.jaxpr))) else fn
 
 
 # eq=False keeps the hash of an object: bounds may be a dict, which has none.
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
-  """`(params, batch, mask) -> ClippedSum`, which knows its own sensitivity."""
+  """Function `(params, batch, mask) -> ClippedSum` that knows its own sensitivity."""
 
   loss_fn: LossFn
   l2_clip_norm: Any  # a Clip, whatever it was given as
@@ -301,14 +301,14 @@ def clipped_grad(
   memory_budget: float | None = None,
   mesh: Mesh | None = None,
 ) -> ClippedGrad:
-  """Sum of per-example gradients, each clipped to `l2_clip_norm` (Abadi et al. 2016).
+  """Returns a function that clips each example's gradient and sums them (Abadi et al. 2016).
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.
-    l2_clip_norm: bound C in [1e-25, 1e30] on each example's gradient norm (inf: no clipping);
-      or a tree of bounds that is a prefix of the parameters, one per group of parameters
-      (see `allocate_clip_norms`); or a `Clip`, which also names the rule. Its schedule is for
-      the transform: here the norms are those of the first step.
+    l2_clip_norm: bound C in [1e-25, 1e30] on each example's gradient norm (inf: no clipping).
+      Or a tree of bounds that is a prefix of the parameters, one per group of parameters
+      (see `allocate_clip_norms`). Or a `Clip`, which also names the rule. Its schedule is for
+      the transform, and is ignored here.
     method: "vmap" stacks a gradient per example; "ghost" forms one only for parameters without
       a cheaper rule (see `dpjax.gradients.ghost.route`, and `explain` for its choices); "auto" is
       "ghost" wherever that can gain. All give the same sum to rounding.

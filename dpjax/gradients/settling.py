@@ -37,8 +37,8 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   if not any(isinstance(leaf, Tracer) for leaf in known):
     return fn(tree)
   leaves, treedef = jax.tree.flatten(tree)
-  # XLA cannot tell that two operands are one array, and would read it twice: the cotangents of a
-  # product and of the bias that is added to it are one.
+  # XLA cannot tell that two operands are one array, and would read it twice. For example, a product
+  # and the bias that is added to it have one array of cotangents.
   distinct = {id(leaf): leaf for leaf in leaves}
   if made_for.platform() != "cpu":
     settled = dict(zip(distinct, lax.optimization_barrier(list(distinct.values()))))

@@ -2,8 +2,8 @@
 
 Each is a frozen dataclass of public fields, called as `mechanism(key, data)`. Its docstring states
 the guarantee and the neighbouring relation. `.event(relation)` is its event for `dpjax.accounting`.
-The relation defaults to add_or_remove_one, as it does there; a mechanism that is private under
-another relation only raises for this default.
+The relation defaults to add_or_remove_one, as it does there. A mechanism that is private only under
+another relation raises for this default.
 
 | question                  | mechanism                                              |
 | ------------------------- | ------------------------------------------------------ |

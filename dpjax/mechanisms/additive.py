@@ -174,7 +174,8 @@ class Gaussian:
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   """Returns the delta at `epsilon` of real Gaussian noise of std `noise_multiplier`, sensitivity 1.
 
-  Exact up to a bound on the rounding error, which is added: about 1e-15 of the answer's scale.
+  A bound on the rounding error is added: about 1e-15 Phi(1 / (2 z) - epsilon z), with z the noise
+  multiplier.
   Source: Balle and Wang 2018, arXiv:1805.06530, equation 6.
 
   >>> round(gaussian_delta(1.0, 1.0), 4)

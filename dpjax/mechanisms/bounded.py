@@ -237,7 +237,7 @@ class Quantile(_Clipped):
     """Returns (edges [n + 2], log-weights [n + 1] of the intervals between them). Not private.
 
     Edges are integers from 0 for `lower` to 2^30 (2^23 in float32) for `upper`. Log-weights are
-    relative to the lowest misrank.
+    relative to the least misrank |k - quantile * n| of an interval with mass.
     """
     shares = self._shares(values)
     source.check_scale(self.scale, shares.dtype, "scale")
@@ -261,7 +261,7 @@ class Quantile(_Clipped):
     finite.check_key(key)
     edges, log_weights = self.intervals(values)
     for_interval, for_point = jax.random.split(key)
-    # The largest log-weight plus Gumbel noise is a draw of the exponential mechanism.
+    # The place of the largest log-weight plus Gumbel noise is a draw of the exponential mechanism.
     index = jnp.argmax(log_weights + source.gumbel(for_interval, log_weights))
     low = edges[index]
     high = edges[index + 1]

@@ -150,8 +150,8 @@ class BudgetLedger:
     |                     |                             | size, which is public there      |
 
     Raises Overspent if the charge does not fit, OverlappingShards for a record in two shards, and
-    UserError for what the table refuses. (Account for shards by themselves under
-    add_or_remove_one; exchanging a record is one removal and one addition.)
+    UserError for what the table refuses. For shards that records decide by themselves,
+    account under add_or_remove_one; exchanging a record is then one removal and one addition.
 
     >>> halves = [ShardCharge(range(0, 50), 0.3), ShardCharge(range(50, 100), 0.5)]
     >>> ledger = BudgetLedger(epsilon=1.0, neighboring_relation="replace_one")

@@ -307,8 +307,8 @@ def above(name: str, values: Numbers, public: float) -> jax.Array:
 def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
   """Returns scores [..., k] minus the largest of their row, and which rows are valid, [...] bool.
 
-  A row is invalid if it holds NaN or +infinity, or nothing but -infinity. Then UserError is raised;
-  only for traced scores does the second result tell.
+  A row is invalid if it holds NaN or +infinity, or nothing but -infinity. Then UserError is raised.
+  For traced scores nothing is raised, and the second result tells.
 
   >>> gaps("scores", jnp.array([1e30, 1e30, -jnp.inf]))[0].tolist()
   [0.0, 0.0, -inf]

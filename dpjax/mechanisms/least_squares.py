@@ -1,6 +1,6 @@
 """Private least squares: the sums x x^T and x y^T of clipped rows in one Gaussian release.
 
-A linear model that minimises squared error needs nothing else of the data: the second moments of
+A linear model that minimises squared error needs only two things of the data: the second moments of
 its inputs x and their products with the targets y. Both sums are released once, with one noise,
 under one joint sensitivity; every ridge, every repair of the noisy matrix and every threshold is
 post-processing (Wang 2018, arXiv:1803.02596; Dwork et al. 2014, "Analyze Gauss"). Mehta et al.
@@ -8,11 +8,11 @@ post-processing (Wang 2018, arXiv:1803.02596; Dwork et al. 2014, "Analyze Gauss"
 
 Joint sensitivity
 -----------------
-Rows are clipped to |z| <= 1 and |t| <= 1 and turned into one vector
+Rows x and y are clipped to z, |z| <= 1, and t, |t| <= 1, and turned into one vector
 
   v(z, t) = (w U(z z^T), z t^T),
 
-where U is the upper triangle of a symmetric matrix with the entries beside the diagonal times
+where U is the upper triangle of a symmetric matrix with the entries off the diagonal times
 sqrt(2), so that |U(M)| is the Frobenius norm of M, and w is `moment_weight`.
 
 1. add_or_remove_one, replace_special: |v|^2 = w^2 |z|^4 + |z|^2 |t|^2 <= w^2 + 1, and every row of
@@ -21,7 +21,7 @@ sqrt(2), so that |U(M)| is the Frobenius norm of M, and w is `moment_weight`.
 
      |v - v'|^2 = w^2 (p^4 + q^4 - 2 c^2) + p^2 r^2 + q^2 u^2 - 2 c s.
 
-   For fixed norms the last factor may be s = -r u sign(c), with |c| <= p q. The free maximum over
+   For fixed norms s = -r u sign(c) is worst, with |c| <= p q. The unconstrained maximum over
    |c| lies at |c| = r u / (2 w^2) and adds r^2 u^2 / (2 w^2), so that in every case
 
      |v - v'|^2 <= 2 w^2 + 2 + 1 / (2 w^2).
@@ -39,10 +39,10 @@ With weight a on the diagonal of U in place of 1, the expected square of the Fro
 noise on the matrix is proportional to max(a^2, 1 - (1 - a^2) / d) (1 / a^2 + (d - 1) / 2). It
 falls until a = 1 and rises from there on, so the weights are those of U.
 
-The weight w trades noise on the matrix for noise on the products. To first order, the weights
-b -> (A + ridge)^-1 b err by (A + ridge)^-1 (noise_b - noise_A W), and the two terms have variances
-in the ratio |W|^2 / (2 w^2) to 1 in units of the release. The sum of both is least at
-w^2 = |W| / sqrt(2), for the norm |W| of one column of weights.
+The weight w trades noise on A, the sum of x x^T, for noise on b, the sum of x y^T. To first order,
+the weights W = (A + ridge)^-1 b err by (A + ridge)^-1 (noise_b - noise_A W). The variance of
+noise_A W is |W|^2 / (2 w^2) times that of noise_b, which grows as the squared sensitivity w^2 + 1.
+So the sum of both is least at w^2 = |W| / sqrt(2), for the norm |W| of one column of weights.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _CHUNK_ENTRIES = 2**23
 # Rows are scaled this far inside their bound: more than float64 loses in a norm.
 _INSIDE = 1 - 1e-9
 _WEIGHTS = (1e-4, 1e4)
-# Products of two norms, and of their noise, stay far within float64.
+# Bounds on norms: products of two of them, and of their noise, stay far within float64.
 _NORMS = (1e-30, 1e30)
 # Number of sums that get their noise in one call.
 _BLOCK = 2**16
@@ -213,7 +213,7 @@ class LeastSquares:
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows, y: ArrayLike) -> NoisyMoments:
     """Returns the noisy sums over all rows. `Rows` are read once, in chunks."""
-    # Before the sums, which take long.
+    # Checked before the sums, which take long.
     finite.check_key(key)
     return self.noisy(key, *exact_sums(self, x, y))
 
@@ -446,7 +446,8 @@ def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
 
 
 def _parts(sums: np.ndarray, std: float) -> tuple[np.ndarray, float]:
-  """Returns the sums as whole numbers and fractions [2, m] in units of a power of two; the unit."""
+  """Returns the sums as whole numbers and fractions [2, m] in units of a power of two, and the
+  unit."""
   # Made for its checks of the standard deviation.
   Gaussian(std, 1.0)
   bits = 2 * BITS

@@ -155,7 +155,7 @@ class NoisyMeans(abc.ABC):
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
     """Returns statistics of `x`, in which each field is computed from earlier fields of `before`.
 
-    A test of one sum can so keep the releases before it fixed.
+    So a test of one sum can keep the releases before it fixed.
     """
 
   def noisy_totals(self, released: Any) -> list[np.ndarray]:

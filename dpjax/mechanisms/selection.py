@@ -127,9 +127,9 @@ class PermuteAndFlip(_Selection):
   def probs(self, utilities: np.ndarray) -> np.ndarray:
     """Returns the exact probabilities [k] of one selection. Not private.
 
-    With p_r the chance that r is taken in its turn, r's is p_r * integral over [0, 1] of
-    prod_{s != r} (1 - p_s t) dt, where t is the time of r's turn. The integrand is a polynomial of
-    degree k - 1, which Gauss-Legendre quadrature integrates exactly.
+    If r is taken in its turn with chance p_r, it is chosen with chance p_r * integral over [0, 1]
+    of prod_{s != r} (1 - p_s t) dt, where t is the time of r's turn. The integrand is a polynomial
+    of degree k - 1, which Gauss-Legendre quadrature integrates exactly.
     """
     accept = np.exp(self._logits(utilities))
     if accept.ndim != 1:

@@ -51,7 +51,7 @@ class GNMax:
 
   Args:
     std: standard deviation of the noise on each count, in votes; sigma_2 of the paper.
-    neighboring_relation: under which one record changes one vote.
+    neighboring_relation: relation under which one record changes one vote.
 
   >>> mechanism = GNMax(std=40.0)
   >>> int(mechanism(jax.random.key(0), jnp.array([10.0, 235.0, 5.0])))
@@ -66,7 +66,7 @@ class GNMax:
   def __post_init__(self) -> None:
     stated.positive(std=self.std)
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
-    # Refuses a standard deviation that is no multiple of the sensitivity in float64.
+    # Refuses a standard deviation whose quotient by the sensitivity leaves [1e-300, 1e300].
     _ = self._noise
 
   @property
@@ -106,10 +106,10 @@ class ConfidentGNMax:
   theorem 3).
 
   Args:
-    threshold: public; T of the paper, in votes.
+    threshold: public number of votes; T of the paper.
     check_std: standard deviation of the noise of a check, in votes; sigma_1 of the paper.
     std: standard deviation of the noise of a label; sigma_2 of the paper.
-    neighboring_relation: under which one record changes one vote.
+    neighboring_relation: relation under which one record changes one vote.
 
   >>> mechanism = ConfidentGNMax(threshold=200.0, check_std=15.0, std=40.0)
   >>> mechanism(jax.random.key(0), jnp.array([[250.0, 0.0], [125.0, 125.0]])).tolist()

@@ -137,7 +137,7 @@ class Whitening(NoisyMeans):
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
     """Returns the spread of `x`, in which each field is computed from earlier fields of `before`.
 
-    A test of one sum can so keep the releases before it fixed.
+    So a test of one sum can keep the releases before it fixed.
     """
     key = self.own_key(key)
     examples = _examples(x)

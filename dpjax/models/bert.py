@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 PADDING_TOKEN = 0  # [PAD] of every published vocabulary of BERT
 _PASSED_OVER = re.compile(r"embeddings\.position_ids|cls\..*")
 _PREFIX = "bert."
-# Names of files that were converted from TensorFlow.
+# Endings of tensor names in files that were converted from TensorFlow -> today's endings.
 _EARLIER = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
 
@@ -52,7 +52,7 @@ def encoded(bert: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Applies the layers of BERT inside the `__call__` of a module.
 
   Args:
-    bert: that module, with the sizes of `Bert`; the layers become part of it.
+    bert: the module, with the sizes of `Bert`; the layers become part of it.
     tokens: [B, T].
 
   Returns:
@@ -133,7 +133,7 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
   """Loads the parameters of `model` from a safetensors file of Hugging Face's BERT.
 
   Args:
-    path: tensors of F32, F16 or BF16, with or without the prefix "bert.". Heads of its
+    path: file of tensors of F32, F16 or BF16, with or without the prefix "bert.". Heads of
       pretraining (`cls.`) are skipped.
     params: first parameters of the model. The last layer keeps these if the file has none, or one
       for another number of classes.

@@ -37,7 +37,7 @@ _ARRAY = 1
 _COMPLEX = 2
 _SCALAR = 3
 _CHUNKED = "__msgpack_chunked_array__"
-# Files that dpjax writes into the steps of its own checkpoints.
+# File that dpjax writes into the steps of its own checkpoints.
 _OF_A_RUN = "sha256.json"
 _MOST_METADATA = 2**24
 _PICKLE = 0x80
@@ -148,7 +148,7 @@ def _parameters(
   """
   inside = {path: (path, entry) for path, entry in stored.items() if path}
   tops = {path[0] for path in inside}
-  # A training state holds the parameters, which hold linen's collection of that name.
+  # A training state holds "params", and in it linen's collection "params".
   while "params" in tops:
     bad = sorted(tops & {*_COLLECTIONS})
     if bad:
@@ -165,7 +165,7 @@ def _parameters(
     name = "/".join(("params", *path))
     if not path or not isinstance(entry, _Stored):
       raise UserError(f"{label}: {name} is no array, must be of floating point numbers")
-    # Two paths may give one name where a part of them holds a slash.
+    # Two paths may give one name if a part of a path holds a slash.
     if name in selected:
       raise UserError(f"{label}: holds {name} twice")
     selected[name] = (place, entry)
@@ -186,7 +186,7 @@ def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
   import msgpack
 
   content = weight_files.content_of(path, label)
-  # Pickles run code. Their first two bytes are an empty table to msgpack.
+  # Pickles run code. Their first byte is an empty table to msgpack.
   if len(content) > 2 and content[0] == _PICKLE and content[1] <= _NEWEST_PICKLE:
     raise UserError(
       f"{label}: is a pickle, which may run code; save it as msgpack or Orbax"
@@ -195,7 +195,7 @@ def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
     tree = msgpack.unpackb(
       content, ext_hook=_extension, object_pairs_hook=_table, strict_map_key=False
     )
-  # Of msgpack: ValueError and its kin for damage, TypeError for a key that is a table.
+  # msgpack raises ValueError and its kin for damage, TypeError for a key that is a table.
   except (ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
     raise UserError(f"{label}: is no checkpoint of Flax ({first_line(error)})") from error
   if not isinstance(tree, dict):
@@ -204,7 +204,8 @@ def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
 
 
 def _table(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
-  """Returns a table of msgpack. Raises ValueError for a name twice, or one that is no text."""
+  """Returns a table of msgpack. Raises ValueError for a name that comes twice, or that is neither
+  text nor an integer."""
   table: dict[str, Any] = {}
   for key, value in pairs:
     if not isinstance(key, str | int) or str(key) in table:
@@ -214,7 +215,8 @@ def _table(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _extension(code: int, data: bytes) -> Any:
-  """Returns an array as it is stored. Raises ValueError for any other object."""
+  """Returns an array or a number as it is stored; None for a complex number. Raises ValueError for
+  any other object."""
   import msgpack
 
   if code == _COMPLEX:
@@ -237,7 +239,7 @@ def _extension(code: int, data: bytes) -> Any:
 
 
 def _flat(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[tuple[Any, Any]]:
-  """Yields (path, entry) of every leaf. Raises UserError for chunks that do not fit."""
+  """Yields (path, entry) of every leaf. The entry of chunks that do not fit is None."""
   # No recursion: a file may hold more tables in one another than Python has frames.
   unread = [(path, tree)]
   while unread:
@@ -279,7 +281,8 @@ def _orbax(folder: str, label: str) -> dict[tuple[str, ...], Any]:
   """Returns what an Orbax folder says of its arrays, by path; their bytes are not read.
 
   Raises:
-    UserError: beginning with `label`: none of Orbax, or one of a run of dpjax; links and pipes.
+    UserError: beginning with `label`: no checkpoint of Orbax, or one of a run of dpjax; a link or a
+      pipe.
   """
   weight_folders.files_within(folder, label)
   place = pathlib.Path(folder)

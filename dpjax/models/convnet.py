@@ -27,7 +27,7 @@ def check_images(x: jax.Array) -> None:
 def resized(x: jax.Array, size: int | None) -> jax.Array:
   """Resizes each image by itself, with three colours: [b, H, W, 1 or 3] -> [b, size, size, 3].
 
-  None leaves height and width as they are.
+  A `size` of None leaves height and width as they are.
 
   Raises UserError for other colours.
 
@@ -113,9 +113,9 @@ class Cnn(nn.Module):
 class ConvNet(nn.Module):
   """SAME convolutions, 2x2 max-pools after some of them, dense layers: images -> logits.
 
-  `filters[i]` channels with stride `strides[i]` (all 1 when empty) in convolution i + 1;
-  a pool of stride 2 after each convolution whose number, from 1, is in `pool_after`; then
-  dense layers of `dense_sizes` and a linear head. Any image size.
+  Convolution i + 1 has `filters[i]` channels and stride `strides[i]` (all 1 when empty). A pool
+  of stride 2 follows each convolution whose number, from 1, is in `pool_after`. Then come dense
+  layers of `dense_sizes` and a linear head. Images may have any size.
 
   >>> import jax.numpy as jnp
   >>> from dpjax import trees
@@ -186,7 +186,7 @@ class RadpCnn(ConvNet):
   """The networks of Kang and Wang (2024, table 2), read as filter counts: images -> logits.
 
   The paper prints "kernels 4x4, 8x8, 16x16", which double like filter counts and exceed
-  the pooled image as kernel sizes; kernels are 3x3 SAME here. Use relu for the network
+  the pooled image as kernel sizes. Kernels are 3x3 SAME here. Use relu for the network
   whose relevance is propagated.
 
   >>> import jax.numpy as jnp

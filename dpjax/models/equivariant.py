@@ -151,11 +151,11 @@ def _check_even(shape: tuple[int, ...], stride: int) -> None:
 class EquivariantCnn(nn.Module):
   """A small CNN whose layers rotate and mirror with the image: images -> logits.
 
-  Convolution i, the lifting one and then group convolutions, has `filters[i]` features and stride
-  `strides[i]`. A 2x2 max-pool follows those whose number, from 1, is in `pool_after`. Then come
-  the maximum over the group, the mean over positions, and a linear head. Logits of a turned or
-  mirrored image are the same. With `invariant=False` the head gets all positions instead of their
-  mean, and the logits may depend on the orientation.
+  The first convolution lifts, the others are group convolutions. Convolution i has `filters[i]`
+  features and stride `strides[i]`. A 2x2 max-pool follows convolutions whose number, from 1, is in
+  `pool_after`. Then come the maximum over the group, the mean over positions, and a linear head.
+  Logits of a turned or mirrored image are the same. With `invariant=False` the head gets all
+  positions instead of their mean, and the logits may depend on the orientation.
 
   Args:
     group: "D4" (turns and mirrors), "C4" (turns), "C1" (none: an ordinary network).

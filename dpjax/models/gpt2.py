@@ -45,7 +45,7 @@ def load_gpt2(
   embeddings the file may hold an `lm_head.weight` only if it equals `wte.weight`.
 
   Args:
-    path: tensors of F32, F16 or BF16; https://huggingface.co/openai-community/gpt2 has one.
+    path: file of tensors of F32, F16 or BF16; https://huggingface.co/openai-community/gpt2 has one.
     model: model with norm_epsilon=1e-5; its sizes decide which names and shapes are wanted.
     first_id: the model's id of the file's first word: 1 if the tokenizer keeps 0 for the padding.
       Lower ids get the embedding of the file's last word, which in GPT-2 is the end of text.
@@ -118,7 +118,7 @@ def save_gpt2(
   library = weight_files.library()
   try:
     library.numpy.save_file(tensors, os.fspath(path), metadata=said)
-  # For example a full disk.
+  # Raised for a full disk, for example.
   except library.SafetensorError as error:
     raise OSError(f"{os.fspath(path)}: cannot be written ({error})") from error
 

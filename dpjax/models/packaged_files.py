@@ -22,16 +22,16 @@ def read(
   """Reads a file of a package whose code is not run.
 
   Args:
-    package: its name to import.
-    place: of the file, in the package's folder.
-    sha256: of the known file.
-    network: whose file it is, for messages.
+    package: name by which the package is imported.
+    place: path of the file in the package's folder.
+    sha256: hexadecimal SHA-256 of the known file.
+    network: name of the network whose file it is, for messages.
     absent: message if the package is not installed.
     what: the file in words, such as "the known weights".
     remedy: advice if the file is another one.
 
   Raises:
-    UserError: no such package or file, or another file.
+    UserError: no such package or file, or a file of another SHA-256.
   """
   # Finding the package runs none of its code.
   spec = importlib.util.find_spec(package)
@@ -44,7 +44,7 @@ def read(
     raise UserError(
       f"cannot be read ({error.strerror})", field="features", value=str(path)
     ) from error
-  # The very bytes that are used are hashed, so that the file cannot change in between.
+  # The very bytes that are used are hashed, so a later change of the file has no effect.
   seen = hashlib.sha256(content).hexdigest()
   if seen != sha256:
     raise UserError(

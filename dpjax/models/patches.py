@@ -43,7 +43,7 @@ _PIXEL_FLOOR = 10 / 255**2
 _AXIS_FLOOR = 0.1
 _DIRECTION_FLOOR = 1e-5
 _EXAMPLE_FLOOR = 1e-5
-# From which the dictionary is learnt.
+# Number of patches from which the dictionary is learnt, rounds of k-means, and the seed of both.
 _PATCHES = 200_000
 _ROUNDS = 10
 _SEED = 0
@@ -57,7 +57,7 @@ class PatchNetwork(NamedTuple):
   """Holds what is learnt from random images; a patch has p = SIDE * SIDE * colours numbers.
 
   Axes, words and directions are rounded to what float16 holds. Another number of threads changes
-  the last digits of a decomposition; rounding hides that, but for a few of millions of entries.
+  the last digits of a decomposition; rounding hides that, except for a few entries in millions.
   """
 
   mean: np.ndarray  # [p] of normalised patches
@@ -68,8 +68,9 @@ class PatchNetwork(NamedTuple):
 
 
 def patch_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-  """Returns the shape of the features of images of `shape` [n, H, W, C], for a network of WORDS
-  words that was learnt from more than DIRECTIONS images.
+  """Returns the shape of the features of images of `shape` [n, H, W, C].
+
+  The network has WORDS words, and was learnt from more than DIRECTIONS images.
 
   Raises:
     UserError: no images, or images that are too small or too large.
@@ -99,11 +100,11 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
     words: size of the dictionary.
 
   Returns:
-    A network with DIRECTIONS directions, or as many as the features and images have. They are
-    learnt from mirrored features, and serve features without mirroring, too.
+    A network with DIRECTIONS directions, or fewer if there are too few features or images. They
+    are learnt from mirrored features, and serve features without mirroring, too.
 
   Raises:
-    UserError: no such images, fewer than two or all of one colour each, or no word.
+    UserError: images of another kind, fewer than two, or all of one colour each; words < 1.
 
   >>> images = np.random.default_rng(0).random((40, 8, 8, 1), np.float32)
   >>> network = learned_patches(images, words=5)
@@ -152,7 +153,7 @@ def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _whitening(centred: np.ndarray, count: int, floor: float) -> np.ndarray:
-  """Returns the map [p, count] to the largest principal axes, each over its own size.
+  """Returns the map [p, count] to the largest principal axes, each divided by its own size.
 
   Args:
     centred: float64 [n, p] of mean 0.
@@ -190,7 +191,7 @@ def _clustered(points: np.ndarray, words: int, random: np.random.Generator) -> n
       alike = points[rows] @ centres.T
       best = alike.argmax(axis=1)
       nearest[rows] = best
-      # A point counts as much as it is alike.
+      # A point's weight is its likeness to the word.
       weights[rows] = np.take_along_axis(alike, best[:, None], axis=1)[:, 0]
     # One entry a column, so a word's points are summed in their order: what `np.add.at` gives
     # bit for bit, in a tenth of its time.
@@ -248,7 +249,8 @@ def patch_features(
   Args:
     x: images [n, H, W, C] in [0, 1], of as many colours as the network's.
     network: what `learned_patches` returns.
-    mirrored: averages with those of the mirror image (left is right), in twice the time.
+    mirrored: whether to average over an image and its mirror image (left is right), in twice the
+      time.
 
   Returns:
     float32 [n, d]; the mean of a row's squares is 1, but for images of nearly one colour.
@@ -272,8 +274,10 @@ def patch_features(
 def patch_chunks(
   x: Indexed, network: PatchNetwork, *, mirrored: bool = False
 ) -> Iterator[np.ndarray]:
-  """Yields `patch_features` chunk by chunk, of images that need not lie in memory: `x` has
-  shape, dtype and slices."""
+  """Yields the rows of `patch_features` in chunks.
+
+  The images need not lie in memory: `x` needs only a shape, a dtype and slices.
+  """
   images: Any = x
   validate.flag(mirrored=mirrored)
   if not isinstance(network, PatchNetwork):

@@ -121,9 +121,9 @@ def trunk_features(
   Args:
     x: images [n, H, W, C] in [0, 1], C 1 (grey) or 3.
     trunk: "vgg16" resizes images to 48x48, "vgg16_96" to 96x96, "alexnet" to 144x144.
-    mirrored: averages the outputs of the convolutions with those of the mirror image (left is
-      right), in twice the time.
-    batch_size: images at a time, all in one compiled program.
+    mirrored: whether to average the outputs of the convolutions with those of the mirror image
+      (left is right), in twice the time.
+    batch_size: number of images at a time, for which the program is compiled.
 
   Returns:
     float32 [n, 5120] of VGG16, [n, 3584] of AlexNet. They are the outputs of three convolutions:
@@ -151,8 +151,10 @@ def trunk_features(
 def trunk_chunks(
   x: Indexed, trunk: str = "vgg16", *, mirrored: bool = False, batch_size: int = _CHUNK
 ) -> Iterator[np.ndarray]:
-  """Yields `trunk_features` chunk by chunk, of images that need not lie in memory: `x` has
-  shape, dtype and slices."""
+  """Yields the rows of `trunk_features` in chunks.
+
+  The images need not lie in memory: `x` needs only a shape and slices.
+  """
   images: Any = x
   validate.one_of(TRUNKS, trunk=trunk)
   validate.integer_at_least(1, batch_size=batch_size)
@@ -247,7 +249,7 @@ class _Arrays(pickle.Unpickler):
     if (module, name) == ("numpy", "dtype"):
       return np.dtype
     if (module.rpartition(".")[2], name) == ("multiarray", "_reconstruct"):
-      # The file names NumPy 1's private place of it, which NumPy 2 warns of.
+      # The file names a private module of NumPy 1, of which NumPy 2 warns.
       return np.ndarray.__reduce__(np.zeros(0))[0]
     raise pickle.UnpicklingError(f"names {module}.{name}, which is no array")
 

@@ -44,7 +44,7 @@ def _scatter_cnn(make: Callable[..., nn.Module] | None = None) -> _Entry:
 
 
 def _linear_on(features: str, *, in_unit_range: bool = True) -> _Entry:
-  # From zeros: noise allows too few steps to unlearn random weights of thousands of inputs.
+  # The head starts from zeros: noise allows too few steps to unlearn thousands of random weights.
   return _Entry(
     dense.Linear,
     functools.partial(dense.Linear, zero_head=True),

@@ -32,8 +32,8 @@ class ResNet(nn.Module):
 
   The default is ResNet-18; ResNet-50 has depths=(3, 4, 6, 3) and bottleneck=True. Use it with
   `load_resnet`: random weights would need norms to keep activations in scale. The model resizes
-  each image to `image_size` (0: leaves it as it is). It expects pixels in [0, 1], from which it
-  subtracts (.485, .456, .406) and which it divides by (.229, .224, .225), as torchvision does.
+  each image to `image_size` (0: leaves it as it is). It expects pixels in [0, 1]. From the colours
+  it subtracts (.485, .456, .406), and divides by (.229, .224, .225), as torchvision does.
 
   >>> model = ResNet(num_classes=3, depths=(1, 1), features=4, image_size=0)
   >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
@@ -104,7 +104,7 @@ def load_resnet(path: str | os.PathLike[str], model: ResNet, params: Params) -> 
   """Loads the parameters of `model` from a safetensors file of torchvision's ResNet.
 
   Args:
-    path: tensors of F32, F16 or BF16, by torchvision's names (`layer1.0.conv1.weight`).
+    path: file of tensors of F32, F16 or BF16, by torchvision's names (`layer1.0.conv1.weight`).
       Running means and variances are folded into the convolutions.
     params: first parameters of the model. The last layer keeps these if the file has none, or one
       for another number of classes.
@@ -148,7 +148,7 @@ def _sources(model: ResNet) -> dict[Path, Origin]:
       theirs = f"layer{stage + 1}.{i}"
       for j in range(1, inner + 1):
         sources |= _folded(f"{block}_conv{j}", f"{theirs}.conv{j}", f"{theirs}.bn{j}")
-      # Basic blocks of the first stage keep their width, so they have no other skip.
+      # Basic blocks of the first stage keep their width, so their skip has no convolution.
       if not i and (stage or model.bottleneck):
         skip = f"{theirs}.downsample"
         sources |= _folded(f"{block}_skip", f"{skip}.0", f"{skip}.1")

@@ -53,7 +53,7 @@ def group_standardize(
 # Compiled once for each number of groups, since a server standardises many small blocks.
 @functools.cache
 def _standardizer(num_groups: int) -> Callable[[np.ndarray], jax.Array]:
-  # One by one: in a program for all examples at once, rounding would depend on their number.
+  # Each example alone: in a program for all at once, rounding would depend on their number.
   def alone(x: jax.Array) -> jax.Array:
     return group_standardize(x[None], num_groups)[0]
 
@@ -73,13 +73,13 @@ def standardized_features(
   batch_size: int = 1000,
   in_place: bool = False,
 ) -> np.ndarray:
-  """`group_standardize` of a whole data set, chunk by chunk: [n, h, w, C] -> the same.
+  """Applies `group_standardize` to a whole data set in chunks: [n, h, w, C] -> [n, h, w, C].
 
   Each example is standardised by itself, once, instead of in every step that draws it;
   the head is then built with num_groups=None. `in_place` overwrites `features`, which may
   be gigabytes.
 
-  Guarantee: each row follows from itself alone, bit by bit, however many there are.
+  Guarantee: each row follows from itself alone, bit for bit, however many there are.
 
   >>> x = np.random.default_rng(0).random((3, 2, 2, 4), np.float32)
   >>> wanted = group_standardize(x, 2)

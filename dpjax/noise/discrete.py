@@ -13,8 +13,8 @@ where it is handled (pitfalls P21, P38):
 | a float sampler is not exact   | `discrete_gaussian` is, in integer arithmetic              |
 | clipping before rounding only  | the bound after rounding is larger than C scale            |
 
-NumPy, on the client, by a `numpy.random.Generator`; in a release seed it with 128 bits or
-more of the operating system's entropy. `dpjax.accounting.discrete` has the cost.
+All draws run in NumPy on the client, by a `numpy.random.Generator`. In a release seed it with 128
+bits or more of the operating system's entropy. `dpjax.accounting.discrete` has the cost.
 
 | sampler                  | distribution                                                         |
 | ------------------------ | -------------------------------------------------------------------- |

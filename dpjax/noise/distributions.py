@@ -1,8 +1,9 @@
 """From random bits to noise: one pure function for each distribution, in float32 and float64.
 
 Each draw starts from a number u in (0, 1) of 192 bits (`WORDS` words), and from E = -log(u), which
-is exponential. u is read from its first bit that is not zero, and 1 - u if u is near 1. So tails
-reach further than with a uniform float, and E has the full resolution of its type at every size.
+is exponential. u is read from its first bit that is not zero; near 1, 1 - u is read so instead. So
+tails reach further than with a uniform float, and E has the full resolution of its type at every
+size.
 
 | distribution | from                         | float32 and float64 end at         |
 | ------------ | ---------------------------- | ---------------------------------- |
@@ -12,7 +13,8 @@ reach further than with a uniform float, and E has the full resolution of its ty
 | Gumbel       | -log(E)                      | -4.89, and 87 (133.7 in float64)   |
 | Bernoulli    | u < prob, in integers        | probabilities are multiples of 2^-128 |
 
-The true distributions exceed these ends with probability 2^-192 per number.
+The true distributions exceed these ends with a probability of at most 2^-192 per number; Gumbel in
+float32 with 2^-125.
 """
 
 from __future__ import annotations

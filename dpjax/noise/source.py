@@ -97,7 +97,9 @@ def chacha20_blocks(key: jax.Array, counters: jax.Array, nonce: tuple) -> jax.Ar
   """Returns blocks of the ChaCha20 stream (RFC 8439, section 2.3).
 
   Args:
-    key: [8] uint32. counters: [n] uint32. nonce: three uint32.
+    key: [8] uint32.
+    counters: number of each block, [n] uint32.
+    nonce: three uint32.
 
   Returns:
     [n, 16] uint32 words.

@@ -63,7 +63,7 @@ def keep_freed_memory() -> bool:
 
 
 def keeps_freed_memory() -> bool:
-  """Whether `keep_freed_memory` took effect here, so that a parent can set it in its children.
+  """Returns whether `keep_freed_memory` took effect here, for a parent that sets it in children.
 
   >>> keeps_freed_memory()
   False

@@ -35,8 +35,8 @@ class ClientStates:
   In a pytree it is one leaf.
 
   Args:
-    initial: what ONE client keeps before its first round, a tree of arrays.
-    num_clients: N.
+    initial: state of ONE client before its first round, a tree of arrays.
+    num_clients: N, the number of clients.
 
   >>> states = ClientStates({"c": np.zeros(2, np.float32)}, num_clients=10_000)
   >>> after = states.replaced([7], {"c": np.ones((1, 2))})
@@ -63,7 +63,7 @@ class ClientStates:
 
   @property
   def touched(self) -> np.ndarray:
-    """Clients that have their own row, in order: as secret as who was drawn."""
+    """Clients that have their own row, in ascending order. They are as secret as who was drawn."""
     return np.flatnonzero(self._held != _NONE)
 
   def rows(self, ids: ArrayLike) -> Any:
@@ -196,14 +196,14 @@ class OnDisk(ClientStates):
 class Keeper:
   """Writes the changed rows of one `ClientStates` between checkpoints of a run.
 
-  A checkpoint is the index that `saved` returns, once the caller has stored it. Rows that were
-  appended without one do no harm. `committed` removes files that the newest two do not need.
+  A checkpoint is the index that `saved` returns, once the caller has stored it. Rows that
+  belong to no checkpoint do no harm. `committed` removes files that the newest two do not need.
 
   Args:
     folder: folder of the rows.
-    states: those that a run begins with.
-    on_disk: whether rows are on disk between checkpoints, too; False: in memory.
-    segment_bytes: as in `Journal`.
+    states: states that a run begins with.
+    on_disk: whether rows are on disk between checkpoints, too; False: they are in memory.
+    segment_bytes: size at which a file is closed, as in `Journal`.
   """
 
   def __init__(

@@ -10,7 +10,7 @@ _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collectiv
 _LINE = re.compile(rf"= (?P<out>.+?) (?P<kind>{'|'.join(_KINDS)})(?:-start)?\((?P<rest>.*)")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]+|pred)\[([0-9,]*)\]")
 _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
-# By names of axes, as the compiler for TPUs writes them: mesh['a'=4,'b'=2] {'a'}
+# The compiler for TPUs writes groups by names of axes: mesh['a'=4,'b'=2] {'a'}
 _MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\] \{(?P<axes>[^}]*)\}")
 
 
@@ -33,7 +33,7 @@ class Collective(NamedTuple):
 
 
 def collectives(hlo: str) -> list[Collective]:
-  """Lists the exchanges in `jax.jit(f).lower(...).compile().as_text()`; one in a loop once.
+  """Lists the exchanges in `jax.jit(f).lower(...).compile().as_text()`, those in a loop once.
 
   >>> hlo = "%r = (f32[2,3]{1,0}, f32[]) all-reduce(%a, %b), replica_groups=[1,8]<=[8]"
   >>> collectives(hlo)[0].arrays, collectives(hlo)[0].group, collectives(hlo)[0].num_bytes

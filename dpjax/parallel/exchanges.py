@@ -33,7 +33,7 @@ class PeerLost(Exception):
 
 
 def is_first() -> bool:
-  """Whether this process is the one that writes."""
+  """Returns whether this process is the one that writes."""
   return jax.process_index() == 0
 
 
@@ -156,7 +156,7 @@ def arrays_from_first(tree: ArrayTree) -> Any:
   if jax.process_count() == 1:
     return tree
   bits = lambda leaf: np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
-  # The bytes of process 0 and zeros of the others: their sum is an exact broadcast.
+  # Process 0 gives its bytes and the others zeros, so the sum is an exact broadcast.
   mine = jax.tree.map(
     lambda leaf: bits(leaf) if is_first() else np.zeros_like(bits(leaf)), tree
   )

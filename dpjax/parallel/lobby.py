@@ -2,7 +2,7 @@
 itself.
 
 Each connection has its own few seconds and bytes, after which it is closed, so none keeps the
-others waiting. If too many wait, those from the most frequent address are closed first. A peer
+others waiting. If too many wait, the oldest from the most frequent address is closed first. A peer
 that was closed tries again until its time is over. Process 0 gives each a word that its hello
 must repeat, so an overheard hello is of no use later. Every wait ends at a known time.
 
@@ -178,7 +178,7 @@ class _Lobby:
         if self._fewest is not None and len(self.present) >= self._fewest:
           return None
         absent = sorted(wanted - {*self.present})
-        # It may be a process of this run that was given another config.
+        # An absent one may be a process of this run that was given another config.
         claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
         missing = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
         return (
@@ -244,7 +244,7 @@ class _Lobby:
       wrong = (
         f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
       )
-      # Without waiting, since it need not listen.
+      # Said without waiting for the peer, which need not listen.
       with contextlib.suppress(OSError):
         _say(guest.connection, {"wrong": wrong})
       self._dismiss(guest)
@@ -283,8 +283,11 @@ def host(
 
   Args:
     report: called once for each id with the news that somebody claimed it without the right config.
-    fewest: if given, the meeting takes place when its time is over and so many have come. A
-      peer with whom something is wrong is informed and let go, alone. None: all must come.
+    fewest: number of peers that are enough when the time is over. A peer that is wrong in
+      anything is then told so, and let go alone. None: all must come.
+
+  Raises:
+    UserError: too few peers came in time, a peer differs (`fewest` None), or the port is in use.
   """
   deadline = time.monotonic() + timeout
   with (

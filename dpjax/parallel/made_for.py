@@ -63,8 +63,8 @@ def platform() -> str:
 
 
 def local_devices() -> list[Any]:
-  """Returns the devices that the programs of this block are made for: of this process, or all of
-  a target's."""
+  """Returns the devices that the programs of this block are made for: those of this process,
+  or all of a target."""
   target = current()
   return jax.local_devices() if target is None else target.devices()
 
@@ -76,11 +76,11 @@ class StepProgram(NamedTuple):
   """The program that a step of a run calls, lowered for the devices of a target.
 
   Attributes:
-    lowered: what `jax.jit(f).lower(...)` made.
-    calls: how often a step calls it.
-    num_parameters: of what the run releases.
+    lowered: result of `jax.jit(f).lower(...)`.
+    calls: number of times that a step calls it.
+    num_parameters: number of parameters that the run releases.
     rows: examples that a device is given in a call; 0 where it is given clients.
-    data_bytes: what lies on each device beside its arguments, such as the data set.
+    data_bytes: bytes that lie on each device beside the arguments, such as the data set.
   """
 
   lowered: Any

@@ -5,7 +5,7 @@ same number or where the first one dies. So the processes meet before it starts,
 socket at the same address. Each says who it is and what it wants to run. Process 0 compares, and
 all go on or all end with the same line. A peer that does not know what is to be run is let go,
 alone. The sockets stay open. A connection that closes without a farewell is a dead peer, known at
-once, whatever is being computed. One without a sign of life for `peer_timeout` seconds hangs.
+once, whatever is being computed. A peer without a sign of life for `peer_timeout` seconds hangs.
 
 Nothing here is encrypted or authenticated, and neither is JAX's runtime: use trusted networks
 only. `lobby` holds the code of the meeting itself.

@@ -194,7 +194,7 @@ def _windows(attributes: str, axes: int) -> list[dict[str, int]]:
 def _convolution_flops(
   attributes: str, inputs: _Array, kernel: _Array, outputs: _Array
 ) -> float:
-  """Flops of a convolution of these shapes, in whichever direction it runs."""
+  """Returns the flops of a convolution of these shapes, in whichever direction it runs."""
   labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes)
   if labels is None:
     return 0.0
@@ -222,7 +222,8 @@ def _product_flops(each: _Instruction, operands: list[_Array]) -> float:
     inputs, kernel = operands[:2]
     return _convolution_flops(each.attributes, inputs, kernel, each.arrays[0])
   elif called.startswith("__cudnn$conv"):
-    # The shapes are those of the forward convolution, whose input, kernel or output results.
+    # Flops are counted by the shapes of the forward convolution. The result is its input, its
+    # kernel or its output.
     places = [*operands[:2], each.arrays[0]]
     order = {"Input": (2, 1, 0), "Filter": (0, 2, 1)}
     chosen = next((order[name] for name in order if called.endswith(name)), (0, 1, 2))
@@ -245,7 +246,7 @@ class _Reader:
     self.counted = functools.cache(self._counted)
 
   def _counted(self, name: str) -> ProgramCounts:
-    """Counts of a computation that runs by itself."""
+    """Returns the counts of a computation that runs by itself."""
     computation = self.computations[name]
     total = ProgramCounts()
     for each in computation.instructions.values():
@@ -278,21 +279,22 @@ class _Reader:
     )
 
   def _usual(self, branches: list[str]) -> ProgramCounts:
-    """Counts of the branch of a conditional that is taken as a rule.
+    """Returns the counts of the branch that a conditional usually takes.
 
-    This library writes two kinds. One returns constants where something holds that never does
-    (`gradients.settling`); one is needed by unusual examples alone, and says so in its name.
+    This library writes two kinds of unusual branches. One returns constants, under a condition
+    that never holds (`gradients.settling`). The other serves unusual examples alone, and says so in
+    the names of its operations (`dpjax.branches`).
     """
     alive = [name for name in branches if self._depends(self.computations[name])]
     usual = [name for name in alive if not self._is_rare(name)]
     counts = [self.counted(name) for name in usual or alive or branches]
     if not counts:
       return ProgramCounts()
-    # Of the rest the branch with most memory bytes; one whose trips are all stated goes first.
+    # The branch with the most memory bytes counts; one whose trips are all stated goes first.
     return min(counts, key=lambda count: (count.unknown_loops, -count.memory_bytes))
 
   def _is_rare(self, name: str) -> bool:
-    """Whether a branch holds an operation of one that is marked as rarely taken."""
+    """Returns whether a branch is marked as rarely taken, in the name of one of its operations."""
     computation = self.computations[name]
     for each in computation.instructions.values():
       # A conditional in a branch has branches of its own.
@@ -302,7 +304,7 @@ class _Reader:
     return False
 
   def _depends(self, computation: _Computation) -> bool:
-    """Whether a computation's result depends on its parameters."""
+    """Returns whether a computation's result depends on its parameters."""
     waiting = [computation.root]
     seen: set[str] = set()
     while waiting:
@@ -342,7 +344,7 @@ class _Reader:
     return int(limit.inside) if counted_up and limit.inside.isdigit() else None
 
   def _counts_up(self, body: _Computation, place: int) -> bool:
-    """Whether the part of a loop's carry at this place grows by 1 in each turn."""
+    """Returns whether the part of a loop's carry at this place grows by 1 in each turn."""
     root = body.instructions[body.root]
     if root.opcode != "tuple" or len(root.operands) <= place:
       return False
@@ -371,7 +373,7 @@ class _Reader:
     return count, narrow
 
   def _traffic(self, computation: _Computation, each: _Instruction) -> float:
-    """Bytes that an instruction reads and writes."""
+    """Returns the bytes that an instruction reads and writes."""
     inner = None
     if each.opcode == "fusion":
       (name,) = each.called("calls")
@@ -411,7 +413,7 @@ class _Reader:
     return size
 
   def _share(self, inner: _Computation, parameter: str) -> float:
-    """Share of a fusion's parameter that it reads: 1 unless all that use it only slice it."""
+    """Returns the share of a parameter that a fusion reads: 1 unless all users only slice it."""
     users = inner.users(parameter)
     shares = []
     for user in users:
@@ -428,7 +430,7 @@ class _Reader:
   def _share_of(
     self, computation: _Computation, user: _Instruction, operand: str, place: int
   ) -> float:
-    """Share of an operand that one instruction reads."""
+    """Returns the share of an operand that one instruction reads."""
     held = computation.arrays_of(operand)
     whole = math.prod(held[0].shape) if held else 0
     if place == 0 and whole and user.opcode in _SLICES:

@@ -4,7 +4,7 @@ A new version of a row is written at another place, so an earlier index still re
 version. An index holds the place and a digest of each client's row. So a torn write, an edited
 file and a file of another run are reported when they are read.
 
-Of several processes all make the same calls; process 0 alone touches the files.
+If a run has several processes, all make the same calls, and process 0 alone touches the files.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Journal:
   """Rows of one length, in numbered files of a folder.
 
   Args:
-    folder: made where it is missing. What an earlier process has written there is read where
-      an index names it, and never written over.
+    folder: folder of the files, made if it is missing. Rows that an earlier process has written
+      there are read if an index names them, and are never written over.
     row_bytes: bytes of every row.
-    segment_bytes: a file that has reached it is closed.
+    segment_bytes: size at which a file is closed.
 
   >>> import tempfile
   >>> journal = Journal(pathlib.Path(tempfile.mkdtemp()), row_bytes=2)
@@ -174,8 +174,10 @@ class Journal:
     self._unsynced.clear()
 
   def compact(self, index: np.ndarray) -> None:
-    """Moves remaining rows in `index` out of closed files that are mostly unused, so that
-    `keep` can remove these. Files then hold at most twice the used rows, and one file more."""
+    """Moves rows out of closed files that are mostly unused, so that `keep` can remove these.
+
+    Changes `index` in place. Files then hold at most twice the used rows, and one file more.
+    """
     for segment, slot, who in processes.on_first(lambda: self._moved(index)):
       index[who, :2] = segment, slot
 

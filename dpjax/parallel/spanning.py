@@ -18,9 +18,9 @@ def placed(leaf: Any, sharding: Sharding) -> jax.Array:
   """Places the leaf on the devices of a sharding, of one process or of several.
 
   Args:
-    leaf: an array or keys, of any shape, of which every process of the sharding holds the
-      same: each gives its own devices their parts, and nothing is sent. Or an array that
-      spans processes already, which is laid out anew.
+    leaf: an array or keys of any shape, the same in every process of the sharding. Each process
+      gives its own devices their parts, and nothing is sent. Or an array that spans processes
+      already: it is laid out anew.
 
   >>> device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   >>> placed(np.ones(2, np.float32), device)
@@ -38,8 +38,7 @@ def placed(leaf: Any, sharding: Sharding) -> jax.Array:
 
 
 def placed_like(leaf: HostArray, like: object) -> jax.Array:
-  """Places the leaf like `like`, if that spans processes; otherwise on a device of this
-  one."""
+  """Places the leaf like `like`, if that spans processes; else on a device of this process."""
   if isinstance(like, jax.Array) and not like.is_fully_addressable:
     return placed(leaf, like.sharding)
   return jnp.asarray(leaf)

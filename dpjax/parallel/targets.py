@@ -58,14 +58,14 @@ class Chip(NamedTuple):
 
   Attributes:
     platform: "tpu" or "gpu".
-    device: name, as JAX has it.
+    device: name of the chip, as JAX has it.
     memory_bytes: size of its memory.
     flops_bfloat16: peak of matrix products, per second.
-    flops_float32: the same of float32 operands at JAX's default precision, which rounds them:
+    flops_float32: the same for float32 operands at JAX's default precision, which rounds them:
       to bfloat16 on a TPU, to TF32 on a GPU.
     bandwidth: bytes per second of its memory.
-    source: where the figures are from.
-    card: figures for the compiler, of a GPU.
+    source: page with the figures.
+    card: figures of a GPU for the compiler; None for a TPU.
   """
 
   platform: str
@@ -79,10 +79,10 @@ class Chip(NamedTuple):
 
   @property
   def usable_bytes(self) -> int:
-    """Memory that JAX takes by default.
+    """Bytes of memory that JAX takes by default.
 
-    On a GPU that is three quarters of it (XLA_CLIENT_MEM_FRACTION takes more); libtpu keeps
-    .25 GiB of a TPU's for itself.
+    On a GPU these are three quarters of its memory (XLA_CLIENT_MEM_FRACTION takes more). Of a TPU's
+    memory, libtpu keeps .25 GiB for itself.
     """
     if self.platform == "gpu":
       return self.memory_bytes * 3 // 4
@@ -155,9 +155,9 @@ class Machine:
   """A machine of equal chips: `parse` reads it from text.
 
   Attributes:
-    text: as it was given.
-    name: of its chip, a key of `CHIPS`.
-    sizes: chips along each axis of a TPU's network; their number, of GPUs.
+    text: text that `parse` was given.
+    name: name of its chip, a key of `CHIPS`.
+    sizes: number of TPUs along each axis of their network, or (number of GPUs,).
   """
 
   text: str
@@ -184,10 +184,10 @@ class Machine:
 
 
 class NotFitting(Exception):
-  """The compiler refused a program that needs more memory than a device has.
+  """Raised when the compiler refuses a program that needs more memory than a device has.
 
   Attributes:
-    wanted: bytes that it would need, where the compiler says so.
+    wanted: bytes that the program would need; None if the compiler does not say it.
   """
 
   def __init__(self, wanted: float | None):
@@ -213,10 +213,10 @@ class Compiled(NamedTuple):
     return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
   def seconds(self, chip: Chip) -> float:
-    """Returns the roofline of the program (Williams et al. 2009), by the chip's published peaks.
+    """Returns the seconds of the program by the roofline model (Williams et al. 2009).
 
-    The larger of flops / peak and bytes / bandwidth; it is no timing. Exchanges between devices
-    and the start of kernels come on top.
+    They are the larger of flops / peak and bytes / bandwidth, by the chip's published peaks, and no
+    timing. Exchanges between devices and the start of kernels come on top.
     """
     wide = self.counts.flops - self.counts.narrow_flops
     products = self.counts.narrow_flops / chip.flops_bfloat16 + wide / chip.flops_float32

@@ -1,10 +1,10 @@
 """AdLM and ILM (Phan et al. 2017) as in their published code. Nothing is proved.
 
-One map of Laplace noise for ALL images of a batch, divided by the batch size; the last
-hidden layer normalised over the batch and clipped to [-1, 1]; a quadratic approximation of
-the sigmoid cross-entropy whose coefficients get noise once. The training loss holds the
-terms z^2 / 8 and N * W, so it is not comparable with a cross-entropy. Report the cross-entropy
-of the logits instead.
+ALL images of a batch get one map of Laplace noise, divided by the batch size. The last hidden
+layer is normalised over the batch and clipped to [-1, 1]. The loss is a quadratic approximation of
+the sigmoid cross-entropy, whose coefficients get noise once. It holds the terms z^2 / 8 and N * W
+of `polynomial_loss`, so it is not comparable with a cross-entropy. Report the cross-entropy of the
+logits instead.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ def input_scales(
 ) -> np.ndarray:
   """Scales [d] of the input noise: Delta_h0 / (d beta_j eps2) / L.
 
+  Delta_h0 is `how.first_layer_sensitivity`, eps2 is `epsilon` and L is `batch_size`.
+
   >>> scales = input_scales(np.full(784, 1 / 784), AdLM(), epsilon=0.075, batch_size=1800)
   >>> round(float(scales[0]), 1)  # the published code, at beta = 1
   72.6
@@ -95,7 +97,10 @@ def input_scales(
 def loss_noise(
   key: Array, how: AdLM, *, num_classes: int, epsilon: float, batch_size: int
 ) -> Array:
-  """Draws N [h, K] once, Laplace of scale K (h + h^2 / 4) / eps3 / L; 0 without `loss_noise`."""
+  """Draws N [h, K] once, Laplace of scale K (h + h^2 / 4) / eps3 / L; 0 without `loss_noise`.
+
+  h is `how.hidden`, K is `num_classes`, eps3 is `epsilon` and L is `batch_size`.
+  """
   scale = num_classes * (how.hidden + how.hidden**2 / 4) / epsilon / batch_size
   like = jnp.zeros((how.hidden, num_classes), jnp.float32)
   if not how.loss_noise:
@@ -106,6 +111,7 @@ def loss_noise(
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:
   """Returns a loss: the mean over a batch of sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8,
   less sum(N * W). The sum over k is the sigmoid cross-entropy, to second order in |z|.
+  z are the logits, y is 1 for the label's class, N is `noise`, W are the weights of the last layer.
 
   The loss returns (value, statistics of the batch).
   """

@@ -70,7 +70,7 @@ def _share(job: Inputs, norm: str) -> np.ndarray:
 def _paper_feed(
   job: Inputs, features: paper.Features, how: Any
 ) -> tuple[Callable, Callable]:
-  """Returns (records of an epoch, change of a batch) for each way to draw."""
+  """Returns (epoch -> records, (x of a batch, step) -> x with noise), by `how.reading.draw`."""
   key = job.keys.key(FEATURES)
   draw = how.reading.draw
   mechanism = how.mechanism
@@ -130,7 +130,7 @@ def _paper_privacy(job: Inputs, features: paper.Features) -> Privacy:
 
 
 def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
-  """Runs relevance, one noise map per batch, and a noisy polynomial loss. Claimed only."""
+  """Runs AdLM, or ILM without relevance: one noise map per batch, a noisy loss. Claimed only."""
   # Equal parts of the budget: relevance (AdLM only), inputs and loss.
   thirds = 3 if with_relevance else 2
   share = job.epsilon / thirds

@@ -65,7 +65,7 @@ def default_entropy_floor(num_features: int) -> float:
 
 
 def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> np.ndarray:
-  """Scales (1 / n) / max(eps_j, floor) of the noise on R_j (Algorithm 2, step 14).
+  """Scales (1 / n) / max(eps_j, floor) of the noise on R_j of entropy eps_j (Alg. 2, step 14).
 
   The paper has floor 0, where a feature without relevance gets infinite noise. The scale
   depends on the data, so no epsilon holds for this noise.
@@ -77,6 +77,8 @@ def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> n
 
 def probability_negative(shares: HostArray, num_records: int) -> np.ndarray:
   """Probability exp(-n R_j eps_j) / 2 that R_j + Lap((1 / n) / eps_j) < 0, as in the paper.
+
+  eps_j is the entropy of R_j.
 
   >>> round(float(probability_negative([1 / 784] * 784, 60_000)[0]), 3)
   0.196

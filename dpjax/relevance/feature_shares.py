@@ -99,12 +99,12 @@ def mean_shares(
   """Mean R [d] over `data` of each feature's share; it sums to 1. NOT private.
 
   Args:
-    apply: the same function each time, so that it is compiled once.
+    apply: function of the net. Pass the same one each time, so that it is compiled once.
     data: anything with arrays `.x` [n, ...] and `.y` [n].
 
-  Guarantee, with norm "abs" or "relu" and parameters that do not depend on `data`: replacing
-  one record of `data` changes R by at most 2 / n in the L1 norm and sqrt(2) / n in the L2
-  norm.
+  Guarantee: replacing one record of `data` changes R by at most 2 / n in the L1 norm and
+  sqrt(2) / n in the L2 norm. It needs the norm "abs" or "relu", and parameters that do not depend
+  on `data`.
   """
   if not isinstance(apply, Hashable):
     raise UserError(

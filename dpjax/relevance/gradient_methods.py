@@ -110,7 +110,8 @@ def _plan(
   plan = dataclasses.replace(plan, noise_multiplier=noise_multiplier)
   if fixed:
     return plan
-  # An abort costs (1 + e^epsilon) times its chance, with the epsilon of the WHOLE run.
+  # An abort costs (1 + e^epsilon) times its chance, with the epsilon of the WHOLE run. The plan's
+  # epsilon leaves `before` out, so its delta is divided by e^before.
   careful = dataclasses.replace(plan, delta=delta * math.exp(-before))
   return dataclasses.replace(plan, sampler=careful.fitted_sampler(num_records))
 
@@ -263,8 +264,9 @@ def _in_pairs(job: Inputs) -> Outcome:
   half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
   plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)
   loss_fn = pair_loss(losses.softmax_cross_entropy(model.apply))
-  # Replacing a record turns a step (1 - q) N(0) + q N(u) into (1 - q) N(0) + q N(v), with
-  # |u - v| <= 2 C. By joint convexity, removal at distance 2 C is no harder to detect.
+  # q is the sampling probability, C the clip norm. Replacing a record turns a step
+  # (1 - q) N(0) + q N(u) into (1 - q) N(0) + q N(v), with |u - v| <= 2 C. By joint convexity,
+  # removal at distance 2 C is no harder to detect.
   corrected = _spent(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2))
   guarantee = Privacy(
     kind="claimed",
@@ -320,9 +322,9 @@ def radp_dpsgd(job: Inputs) -> Outcome:
   """Weights inputs by DP relevance, (d beta_j)^kappa, then runs DP-SGD; both are composed.
 
   Model 1 is untrained, so that it costs nothing. Images have one relevance for each block of
-  `private.relevance_pool` by as many places, which the same noise distorts less. The weights
-  are scaled so that their square, averaged with weights beta, is 1: inputs keep their usual
-  size. Between the centres of blocks they are interpolated.
+  `private.relevance_pool` by as many places: the same noise distorts a larger block less. The
+  weights are scaled so that their square, averaged with weights beta, is 1: inputs keep their usual
+  size. Between the centres of blocks, the weights are interpolated.
 
   Guarantee: (epsilon, delta) of the relevance's Laplace mechanism composed with the plan,
   under the plan's relation, with the number of records public.

@@ -101,7 +101,7 @@ class Inputs:
     initialiser sees a record.
 
     Args:
-      index: of the net, folded into the initial key; None: the initial key itself.
+      index: number of the net, folded into the initial key; None: the initial key itself.
     """
     key = self.keys.init
     key = key if index is None else jax.random.fold_in(key, index)
@@ -217,7 +217,7 @@ class RecordNoise(NamedTuple):
   grid: float | None = None  # the least step
   l1_clip: float | None = None  # of a record before the noise, weighted by beta
   clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
-  # Transformation of records [n, *shape] before the noise; its proof depends on it.
+  # Transformation of records [n, *shape] before the noise; the noise's proof depends on it.
   clipped: Callable[[np.ndarray], np.ndarray] = lambda x: x
 
 

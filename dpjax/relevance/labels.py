@@ -99,8 +99,8 @@ def forward_corrected(
 
   Its minimiser over noisy labels is that of the cross-entropy over the true ones. With
   `class_priors` their logarithms are added to the logits, in training alone (Menon et al.
-  2021): where noise leaves little evidence in a record, a net would learn the priors and
-  answer with the largest of them, also for clean inputs.
+  2021). Without them, where noise leaves little evidence in a record, a net would learn the priors
+  and answer with the largest of them, also for clean inputs.
 
   >>> loss = forward_corrected(lambda params, x: x @ params, np.eye(2))
   >>> example = Example(x=jnp.log(jnp.array([1.0, 3.0])), y=1)

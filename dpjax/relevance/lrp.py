@@ -241,7 +241,7 @@ def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Arr
   """Returns the relevance of each data operand."""
   node = layer.nodes[0]
   values = tuple(cell.value for cell in layer.data)
-  # The derivative of either shows where its entries came from.
+  # The derivative of a move, or of a maximum, shows where its entries came from.
   if layer.kind in (NodeKind.MOVE, NodeKind.WINNER):
     return jax.vjp(node.of_data, *values)[1](list(arrived))
   # A factor changes values, but not shares.
@@ -255,7 +255,7 @@ def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Arr
 def _contributed(
   node: Node, values: tuple[Array, ...], arrived: Array, how: Lrp
 ) -> tuple[Array, ...]:
-  """Distributes over a sum of branches, or a lone bias: each operand is its own
+  """Distributes relevance over a sum of branches, or a lone bias. Each operand is its own
   contribution."""
   if node.kind is NodeKind.BIAS:
     parts: tuple[Array, ...] = (values[0],)
@@ -353,7 +353,7 @@ def _follow(step: Node, parts: tuple[Array, Array]) -> tuple[Array, Array]:
 
 
 def _alpha_beta(layer: _Layer, a: Array, arrived: Array, how: Lrp) -> Array:
-  """Applies alpha_beta or z_plus, which part the weights and the inputs by sign."""
+  """Applies alpha_beta or z_plus, which split the weights and the inputs by sign."""
   above = lambda v: _parted(layer, v)[0]
   below = lambda v: _parted(layer, v)[1]
   plus = jnp.maximum(a, 0)

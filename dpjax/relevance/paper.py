@@ -152,8 +152,8 @@ def departures(how: Paper, *, num_records: int, averaged: int) -> list[str]:
 
   Args:
     how: the settings of the run.
-    num_records: n.
-    averaged: the number of records that the relevance is a mean over.
+    num_records: number of training records.
+    averaged: number of records that the relevance is a mean over.
 
   >>> lines = departures(Paper(), num_records=60_000, averaged=10_000)
   >>> lines[0]

@@ -53,7 +53,7 @@ def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
 
 
 def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
-  """Raises for parts of the job that the method would not read, or cannot take."""
+  """Raises UserError for parts of the job that the method would not read, or cannot take."""
   read = reads(method, mode, job.rigorous)
   validate.integer_at_least(1, public_size=job.size)
   if job.relevance_records is not None:
@@ -88,7 +88,8 @@ def run(method: str, mode: str, job: Inputs) -> Outcome:
   the settings and the records: see `Keys`.
 
   Raises:
-    UserError: an unknown method or mode, or what rigorous mode refuses, by name.
+    UserError: an unknown method or mode, a part or setting of the job that the method does not
+      read, or what rigorous mode refuses; by name.
   """
   validate.one_of(NAMES, method=method)
   validate.one_of(MODES, mode=mode)

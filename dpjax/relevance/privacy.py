@@ -40,7 +40,7 @@ class Privacy:
 
   @property
   def proved_epsilon(self) -> float | None:
-    """The epsilon where it is proved, else None."""
+    """Proved epsilon; None where it is only claimed, or the training has no privacy."""
     return self.epsilon if self.kind == "proved" else None
 
   def to_json(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def sample(
 ) -> jax.Array:
   """Draws a map of noise in the shape of an example; `scales` as `by_feature` gives them.
 
-  `dtype` is that of the values to be noised: coarser noise would leave their low bits bare.
+  `dtype` is that of the values to be noised: coarser noise would leave their low bits as they are.
 
   For "gaussian" the scales are standard deviations. With `shared_channels` one value is
   used for all channels of a place (then their differences are noise-free).
@@ -134,15 +134,15 @@ def noisy_records(
     key: secret; the only thing beside the ids that the noise depends on.
     record_ids: [n] integers, distinct; they may be published, the key may not.
     scales: [d] Laplace scales (or Gaussian standard deviations) by feature.
-    grid: least step of the grid that is rounded to, a power of two; None: not at all.
+    grid: least step of the grid of the outputs, a power of two; None: no rounding.
 
   Raises:
     UserError: ids as `distinct_ids` says; scales that are not positive numbers, or so small or
       large that float32 noise would vanish or overflow; records that are not finite.
 
-  Guarantee (Laplace, channels not shared, entries of x in [0, 1]): each record's output is
-  (sum_j channels / b_j, 0)-DP under replace_one (local), for real-valued noise; what floats
-  leave open is said above.
+  Guarantee: each record's output is (sum_j channels / b_j, 0)-DP under replace_one (local), for
+  Laplace noise of scales b_j, channels that are not shared, and entries of x in [0, 1]. The proof
+  is for real-valued noise; the module says what floats leave open.
 
   >>> x = np.zeros((2, 3), np.float32)
   >>> key = jax.random.key(0)

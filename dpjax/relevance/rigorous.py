@@ -1,11 +1,12 @@
 """RADP with a proof: stages A (model 1), B (relevance), C (features), L (labels), S (shuffle).
 
 Neighbours: replace_one on (image, label), n and all settings public; with labels="public"
-replace_one on the image alone. Records must lie in [0, 1]. An image has c channels:
+replace_one on the image alone. Records must lie in [0, 1]. c is the number of channels of an
+image, C is the clip norm, and b_j is the noise scale of feature j:
 
 | stage | mechanism                                         | cost of a record in it         |
 | ----- | ------------------------------------------------- | ------------------------------ |
-| A     | none, public data, or DP-SGD on D1                | 0, 0, (eps_A, delta_A)         |
+| A     | no training, public data, or DP-SGD on D1         | 0, 0, (eps_A, delta_A)         |
 | B     | mean share + Laplace(2 / (n1 eps_B)), or Gaussian | eps_B, or (eps_B, delta_B)     |
 | C     | laplace: b_j = c / (beta_j eps_C)                 | eps_C, local                   |
 | C     | laplace_clipped: weighted L1 clip to C,           | eps_C, local                   |
@@ -15,9 +16,9 @@ replace_one on the image alone. Records must lie in [0, 1]. An image has c chann
 | L     | randomised response on the label                  | eps_L, local                   |
 | S     | the noisy records of D2 secretly permuted         | eps_C + eps_L -> (eps, delta)  |
 
-beta and everything trained on the noisy records is post-processing. A record is in D1 or in
-D2 by a hash of its index, so the total is the larger cost (parallel composition; adaptive,
-as beta comes from D1); where both use all records it is the sum.
+beta and everything trained on the noisy records is post-processing. A hash of its index puts a
+record into D1 or into D2, so the total is the larger cost (parallel composition; adaptive, as
+beta comes from D1). Where both use all records, the total is the sum.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def noisy_relevance(
   delta > 0.
 
   Guarantee: (epsilon, delta)-DP under `neighboring_relation` for a mean of rows on the
-  simplex (L1 sensitivity 2 / n, L2 sqrt(2) / n under replace_one; half, and 1 / n, under
+  simplex (L1 sensitivity 2 / n, L2 sqrt(2) / n under replace_one; both 1 / n under
   add_or_remove_one with a public n). Value and noise are float64: float32 noise would leave
   the low bits of the mean without noise. `mechanisms.finite` says what its grid leaves open.
   """
@@ -152,7 +153,7 @@ def pooled(x: np.ndarray, factor: int) -> np.ndarray:
 def pooled_shares(
   shares: np.ndarray, shape: tuple[int, ...], factor: int, name: str = "rigorous.pool"
 ) -> np.ndarray:
-  """Sums shares [d] of places over the same blocks; `name` is that of the setting."""
+  """Sums shares [d] of places over the blocks of `pooled`; `name` is that of the setting."""
   if len(shape) != 3 or factor == 1:
     return shares
   places = np.reshape(shares, (1, *shape[:2], 1))
@@ -172,7 +173,7 @@ def _blocks(x: np.ndarray, factor: int, name: str = "rigorous.pool") -> np.ndarr
 
 
 def check_domain(**named: Any) -> None:
-  """Raises unless each array [n, ...] holds float32 numbers in [0, 1].
+  """Raises UserError unless each array [n, ...] holds float32 numbers in [0, 1].
 
   >>> check_domain(x=np.array([[0.5, 1.5]], np.float32))
   Traceback (most recent call last):

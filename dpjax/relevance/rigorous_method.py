@@ -62,7 +62,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
   charges: list[StageCharge] = []
   if job.rigorous.model1 != "none":
     # Noise is bound only to what determines stages A and B, so settings of later stages do
-    # not change their release.
+    # not change what A and B release.
     later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
     default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
     beta, charges = _stages_a_b(
@@ -191,7 +191,7 @@ def _model_1(
 
 
 def check_public(train: Any, public: Any) -> None:
-  """Raises where supposedly public data hold private records, or cannot be used.
+  """Raises UserError where supposedly public data hold private records, or cannot be used.
 
   Private records in public data would go unaccounted. Only exact copies of an image are found.
 

@@ -74,7 +74,7 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Rigorous:
-  """Settings of the mode with a proof; see `relevance.rigorous`. Budgets are INPUTS.
+  """Settings of the mode with a proof; see `relevance.rigorous`. No budget depends on the data.
 
   `rel_noise`, `labels` and `draw` accept what the paper does only to refuse it by name.
   """
@@ -166,7 +166,7 @@ class Rigorous:
 
 @dataclasses.dataclass(frozen=True)
 class Private:
-  """Settings of the gradient-perturbing methods: DPSGD, DP-Adam, DPDLIGDO, DP-SGLD,
+  """Settings of the gradient-perturbing methods: DPSGD, tempered, DP-Adam, DPDLIGDO, DP-SGLD,
   radp_dpsgd."""
 
   l2_clip_norm: float = 1.0
@@ -205,8 +205,8 @@ class AdLM:
   first_layer_sensitivity: float | None = None  # None: 2 (d / 4) 25, 9800 on MNIST
   hidden: int = 30  # units of the last hidden layer
   input_clip: float = 10.0  # of the noisy inputs
-  # False: the loss gets no noise, as in the authors' code for MNIST, which feeds the noise of its
-  # tests, of scale 0, to the training step.
+  # False: the loss gets no noise, as in the authors' code for MNIST. That code gives its training
+  # step the noise of its tests, of scale 0.
   loss_noise: bool = True
 
   def __post_init__(self) -> None:

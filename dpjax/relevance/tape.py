@@ -2,11 +2,11 @@
 
 `record` walks the jaxpr of `apply(params, x)`. What depends on the parameters alone is a
 constant. An equation that sees the input becomes a node of one of the kinds below. A function
-of single entries (an activation, however it is spelt) makes no node: its result shares the
+of single entries (an activation, however it is spelt) makes no node. Its result shares the
 *root* of its operand, and relevance passes to the root unchanged. Calls (jit, custom
 derivatives, remat) are entered.
 
-Of JAX this relies on `jax.make_jaxpr`, `jax.extend.core.Literal` and the names and
+This relies on JAX's `jax.make_jaxpr` and `jax.extend.core.Literal`, and on the names and
 parameters of the primitives listed here; tests pin them.
 """
 

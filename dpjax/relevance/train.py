@@ -42,7 +42,7 @@ class Steps(NamedTuple):
   scored: Scored | None = None  # of the parameters after each epoch
 
   def epoch_at(self, done: int) -> int | None:
-    """Returns the epoch that ends after so many steps, counted from 1; None where none
+    """Returns the epoch that ends after `done` steps, counted from 1; None where none
     does."""
     ends = done % self.steps_per_epoch == 0 or done == self.num_steps
     return -(-done // self.steps_per_epoch) if ends else None
@@ -141,7 +141,8 @@ def fit(
 
   Args:
     records: epoch -> (x [n, ...], y [n]) to learn from in that epoch.
-    name, scored: see `Steps`. trainer: carries the steps out.
+    name, scored: see `Steps`.
+    trainer: function that carries the steps out.
     corrupt: (x of a batch, step) -> x, for noise that a batch shares.
     refresh: (params, seen) -> params, after each step. `loss` then returns (mean, seen) and
       gets whole batches, as it may mix examples; None: a CPU takes batches in parts.

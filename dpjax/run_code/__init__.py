@@ -30,19 +30,18 @@ scales reveals the sums, too. Names hold no folder, so two machines with the sam
 
 Which files a run reaches is a function of the run, not of the process. `sys.modules` also holds
 what a test, a notebook or a plugin imported by chance. So the search starts at the modules that
-the config names, and follows (1) every import statement in their sources, also within functions,
-and every module or file that a constant names where one is imported; (2) what their functions,
-classes and values are made of: closures, defaults, decorated functions, partial arguments. What
-is not yet imported is found as an import would find it, and its source is read without running
-it.
+the config names. It follows (1) every import statement in their sources, also within functions,
+and every module or file that a string constant in them may name; (2) the parts of their functions,
+classes and values: closures, defaults, decorated functions, partial arguments. A module
+that is not yet imported is found as an import would find it. Its source is read without running it.
 
 A source is read once, when its module is first seen. If the file is edited later, a long process
-runs what it has imported, under the name of that. A file that was edited between its import and
-that first look is refused, where its compiled file shows it.
+still runs the module that it has imported, and names the code by that first source. A file that was
+edited between its import and the first look is refused, if its compiled file shows the edit.
 
-Loads that no source shows are recorded by an audit hook, for each file of the user (`loaded`). The
-search follows them from the files that it has reached, in whichever way they were loaded: computed
-names, `exec_module`, `runpy`, plugins, archives, threads, data files.
+Loads that no source shows are recorded by an audit hook, for each file of the user (`loaded`). From
+each file that the search reaches it follows that file's loads of any kind: computed names,
+`exec_module`, `runpy`, plugins, archives, threads, data files.
 
 Code that is loaded or called only after the noise was chosen is refused before a step is written.
 `watched` refuses it while a run is built and does its first step, `check_still` after each later

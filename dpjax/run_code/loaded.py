@@ -2,9 +2,9 @@
 
 A source says what may be loaded; Python says what was. Python raises an audit event for each file
 that it opens and for each piece of code that it runs: by an import, a finder, `exec_module`,
-`runpy`, `exec` or `ctypes`. A hook keeps each such file under the file of the user
-that asked for it. That is the nearest frame of a file of the user below the event; in a thread
-without one, the frame that started the thread, or that the main thread is at.
+`runpy`, `exec` or `ctypes`. A hook records each such file under the user's file that asked for it:
+the file of the nearest of the user's frames below the event. A thread may have no such frame. Then
+it is the user's file that started the thread, or the one that the main thread is in.
 
 So a load by a test, a notebook or a plugin is kept under its own file. It is no part of a run that
 does not reach that file.
@@ -45,7 +45,7 @@ class LoadedFile:
     self.is_code = is_code
     # Digest of an earlier state of a data file, if it was seen.
     self.before = ""
-    # Loaded by an import, so that its module holds the results.
+    # Whether an import loaded it, so that a module holds the results.
     self.is_imported = False
     self.state = _state(file)
     self._sha256 = ""
@@ -72,7 +72,7 @@ class LoadedFile:
     return self._sha256
 
 
-# Real path of the loading file, or `key_of` -> file -> its load.
+# Real path of the loading file, or `key_of` of a function -> loaded file -> its load.
 _LOADS: dict[str, dict[str, LoadedFile]] = {}
 _WRITTEN: set[str] = set()
 _STARTED_BY: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
@@ -89,13 +89,13 @@ def number_of_changes() -> int:
 
 
 def by(file: str) -> list[LoadedFile]:
-  """Returns the loads of a user's file, ordered by name."""
+  """Returns the files that a user's file has loaded, ordered by path."""
   return [load for _, load in sorted(_LOADS.get(file, {}).items())]
 
 
 def begin_at(config_file: str) -> None:
-  """Names the file that made the config of this process. If it changes what it imports, its
-  source is part of the code of the process's runs."""
+  """Sets the config file of this process. If that file modifies its imports, its source is part of
+  the code of every run of the process."""
   _CONFIG_FILES[:] = [os.path.realpath(config_file)]
 
 
@@ -115,8 +115,8 @@ def key_of(path: str) -> str:
 def reading(path: str) -> Iterator[None]:
   """Records loads of the block under the import path of the function that reads a data set.
 
-  Another function of its file may read another data set, in another run of this process. Large
-  files are not kept: those of the data set are known by its digest.
+  Another function of its file may read another data set, in another run of this process. Large data
+  files are not recorded: the data set that they belong to has a digest of its own.
   """
   global _reading
   before = _reading

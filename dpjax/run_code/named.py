@@ -32,7 +32,7 @@ class Names:
   """Names in one source. Names of modules are absolute, and need not exist."""
 
   imports: set[str] = dataclasses.field(default_factory=set)
-  # Names outside functions and branches.
+  # Modules that are imported outside functions and branches.
   top: set[str] = dataclasses.field(default_factory=set)
   packages: set[str] = dataclasses.field(default_factory=set)  # any child may be imported
   stars: set[str] = dataclasses.field(default_factory=set)  # of which all is imported
@@ -59,7 +59,7 @@ def names_in(content: bytes, package: str) -> Names:
   """Returns the names in a source; none where it is not valid Python.
 
   Args:
-    package: that relative imports begin at.
+    package: name of the package that relative imports begin at.
 
   >>> sorted(names_in(b"def f():\\n  from a.b import c", "").imports)
   ['a.b', 'a.b.c']
@@ -97,7 +97,7 @@ def names_in(content: bytes, package: str) -> Names:
 
 
 def is_plain(value: Any) -> bool:
-  """Whether a value is a number, a string, None or a tuple of those.
+  """Whether a value is a number, a string, bytes, None or a tuple of those.
 
   >>> is_plain((1, "a")), is_plain([1])
   (True, False)

@@ -141,9 +141,11 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def version(name: str) -> str:
-  """Returns a version. Packages installed from a folder or a repository have uninformative
-  versions, so a digest of the hashes in RECORD is added; for a checkout, a digest of all
-  sources."""
+  """Returns the version of a package; "none" if it is not installed.
+
+  A package installed from a folder or a repository may change without a new version. So a digest
+  of the hashes in its RECORD is added, and for a checkout a digest of all sources.
+  """
   try:
     held = importlib.metadata.distribution(name)
   except importlib.metadata.PackageNotFoundError:
@@ -154,7 +156,7 @@ def version(name: str) -> str:
   if held.read_text("direct_url.json") is None:
     return held.version
   rows = (held.read_text("RECORD") or "").splitlines()
-  # Scripts name this machine's Python, and the installer's files its folders.
+  # Only code counts: scripts name this machine's Python, and the installer's files its folders.
   rows = sorted(row for row in rows if row.partition(",")[0].endswith((".py", *EXTENSIONS)))
   return f"{held.version} {hashlib.sha256(json.dumps(rows).encode()).hexdigest()}"
 
@@ -192,7 +194,7 @@ _DPJAX = sha256_of_sources(str(_PACKAGE))
 
 
 def places(spec: Any) -> list[str]:
-  """Returns a module's place: its file, or the folders of a package without one."""
+  """Returns a module's place: its file, or the folders of a package without a file."""
   return [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
 
 

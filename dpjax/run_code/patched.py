@@ -44,8 +44,8 @@ def replaced() -> Iterator[Any]:
     module = sys.modules.get(name)
     # Without `getattr`, which would trigger a library's lazy imports.
     values = [*getattr(module, "__dict__", {}).values()]
-    # Thousands of functions come from a hundred files, so a namespace is asked as a whole: every
-    # digest of a run asks, and nearly all find nothing.
+    # Thousands of functions come from a hundred files, so a namespace is first checked as a whole:
+    # every digest of a run makes this check, and nearly all find nothing.
     if _are_of_user(values, checkouts):
       yield from (value for value in values if _are_of_user([value], checkouts))
 
@@ -54,7 +54,7 @@ def _are_of_user(values: list[Any], checkouts: tuple[str, ...]) -> bool:
   """Whether a function among values, or among methods of their classes, is of a user's file.
 
   Args:
-    values: of a namespace.
+    values: values of a namespace.
     checkouts: folders of libraries among the user's files.
   """
   classes = [value for value in values if isinstance(value, type)]

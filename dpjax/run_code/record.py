@@ -33,8 +33,7 @@ class Code(NamedTuple):
     return hashlib.sha256(f"dpjax code {text}".encode()).digest()
 
   def secret_digest(self) -> bytes:
-    """Returns 32 bytes that identify its inputs; b"" where it has none. As secret as the
-    data.
+    """Returns 32 bytes that identify the code's inputs, as secret as the data; b"" for no inputs.
 
     >>> Code({}, {}).secret_digest(), len(Code({}, {}, inputs={"a": "1"}).secret_digest())
     (b'', 32)
@@ -45,7 +44,7 @@ class Code(NamedTuple):
     return hashlib.sha256(f"dpjax inputs {text}".encode()).digest()
 
   def to_json(self) -> dict[str, dict[str, str]]:
-    """Returns its form in result.json and in a run's memory."""
+    """Returns the code as JSON data, for result.json and a run's checkpoints."""
     return {"modules": self.modules, "versions": self.versions}
 
 

@@ -23,9 +23,9 @@ def of(roots: Iterable[Any] = ()) -> Code:
   """Returns the code of a run that begins at `roots`.
 
   Args:
-    roots: names of modules that can be imported, import paths (`package.module:name`) that may
-      have read a data set (`loaded.reading`), and functions, classes or values whose code
-      takes part. Those of dpjax and of installed packages add nothing but a version.
+    roots: names of modules that can be imported; import paths (`package.module:name`) of functions
+      that may have read a data set (`loaded.reading`); functions, classes or values whose code
+      takes part. Roots of dpjax and of installed packages add nothing but a version.
 
   Raises:
     UserError: a file was edited after it was imported.
@@ -99,8 +99,10 @@ class _Search:
   # --- loads
 
   def loads(self) -> bool:
-    """Adds files loaded in ways that no source shows; returns whether there were any.
-    Called after everything else, so that a file keeps the name of its module."""
+    """Adds files loaded in ways that no source shows; returns whether any of them was new.
+
+    It is called after everything else, so that a file keeps the name of its module.
+    """
     loads = [load for file in sorted(self.files) for load in loaded.by(file)]
     # Imports of a config file count only if they modify something: see `config_file`.
     of_configs = {load.file for file in self._configs for load in loaded.by(file)}
@@ -131,9 +133,11 @@ class _Search:
     return bool(new)
 
   def config_file(self, file: str) -> None:
-    """Adds the config's file and its imports if they modify their own imports, such as
-    `helper.SCALE = 3` or `jax.config.update(...)`. Otherwise only the values in the config
-    matter, and the config has a digest of its own."""
+    """Adds those of the config file and its imports that modify their own imports, as by
+    `helper.SCALE = 3` or `jax.config.update(...)`.
+
+    Of the others only the values in the config matter, and the config has a digest of its own.
+    """
     todo = [(_CONFIG_FILE, file, "")]
     seen = set()
     while todo:
@@ -162,7 +166,7 @@ class _Search:
       return
     real = os.path.realpath(load.file)
     self.files.add(real)
-    # By the file's name: another part of the process may have imported it under any name.
+    # Named after the file: another part of the process may have imported it under any name.
     self._digests.add((name, digest))
     if real.endswith(".py"):
       content = pathlib.Path(real).read_bytes()
@@ -184,8 +188,8 @@ class _Search:
     """Adds a module by name, the packages that contain it, and the names in its source.
 
     Args:
-      live: this run has imported it, so what it holds is part of the run.
-      guess: the name may be of no module, so it adds no version of an installed package.
+      live: whether this run has imported it. If so, the values that it holds are part of the run.
+      guess: whether the name may be of no module. If so, no installed package's version is added.
     """
     top = name.partition(".")[0]
     if not self._is_users(top):
@@ -299,7 +303,7 @@ class _Search:
   # --- parts of values
 
   def namespace(self, module: types.ModuleType) -> None:
-    """Adds the contents of a user's imported module that differ from its source."""
+    """Adds a user's imported module: its file, code in its values, and values unlike its source."""
     file = getattr(module, "__file__", None)
     if id(module) in self._live or file is None or owner(file) != "user":
       return
@@ -310,8 +314,8 @@ class _Search:
     self.file(name, file, package, spec)
     held = {key: value for key, value in vars(module).items() if not key.startswith("__")}
     for key, value in held.items():
-      # A package also has attributes for submodules that other code imported; see
-      # `_follow`.
+      # A package also has attributes for submodules that other code imported. Those that this
+      # run imports are added by `_follow`.
       is_child = isinstance(value, types.ModuleType) and value.__name__ == f"{name}.{key}"
       if not is_child:
         self.value(value)
@@ -323,7 +327,7 @@ class _Search:
     self._held(name, held, named)
 
   def _held(self, name: str, held: Mapping[str, Any], named: Names) -> None:
-    """Adds the values of a module that differ from its source, or are missing in it."""
+    """Adds the values of a module that differ from its source, or that the source computes."""
     for key in {*named.literals} & {*held}:
       if repr(held[key]) != repr(named.literals[key]):
         self._differs(f"{name}.{key}", held[key])
@@ -415,8 +419,8 @@ class _Search:
   def _is_in_source(
     self, name: str, file: str, code: types.CodeType, space: Mapping[str, Any]
   ) -> bool:
-    """Whether byte code is that of the file's source; assumed where another tool compiled
-    it."""
+    """Whether byte code is that of the file's source. If another tool compiled the module, it is
+    enough that the byte code names that file."""
     spec = space.get("__spec__")
     if sources.is_compiled_by_others(spec):
       return _is_same(file, code.co_filename)

@@ -37,8 +37,8 @@ def bytes_of(spec: Any, file: str) -> bytes:
 def _check_compiled(spec: Any, file: str, content: bytes) -> None:
   """Raises UserError where the compiled file does not belong to the present source.
 
-  An import updates the compiled file. So the source was edited since, or an edit kept the size and
-  the second of the file, and Python runs the older compiled file.
+  An import updates the compiled file. So the source was edited since. Or an edit kept the size and
+  the second of the file, so that Python runs the older compiled file.
   """
   if is_compiled_by_others(spec):
     return

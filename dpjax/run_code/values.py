@@ -17,7 +17,7 @@ from jax.core import Tracer
 def is_number_or_array(value: Any) -> bool:
   """Whether a value is a number, an array of numbers, or a tuple of those.
 
-  Strings are none: what modules compute of them are mostly folders, hosts and users.
+  Strings do not count: those that modules compute are mostly names of folders, hosts and users.
 
   >>> is_number_or_array((1.5, np.ones(2))), is_number_or_array(()), is_number_or_array("tanh")
   (True, False, False)
@@ -28,14 +28,14 @@ def is_number_or_array(value: Any) -> bool:
     return value.dtype.kind in "biufcV"
   if isinstance(value, jax.Array):
     is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-    # A tracer that has not ended, or an array of another process: nobody can read it.
+    # Nobody can read a tracer that a trace left behind, or an array on other processes' devices.
     is_here = not isinstance(value, Tracer) and value.is_fully_addressable
     return not is_key and is_here
   return type(value) in (bool, int, float, complex)
 
 
 def is_option(value: Any) -> bool:
-  """Whether a value is a number, a word, or a tuple or a dict of those: no folder, no function.
+  """Whether a value is None, a number, an array, text without a folder, or tuple or dict of those.
 
   >>> is_option((1, "tanh", None)), is_option("a/b"), is_option([1])
   (True, False, False)

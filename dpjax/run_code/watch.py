@@ -46,8 +46,8 @@ def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
 
 
 def check_still(code: Code, again: Callable[[], Code]) -> None:
-  """Raises UserError where a run's code has loaded a file that its noise does not follow,
-  or was edited since the first look.
+  """Raises UserError if a run's code was edited since the first look, or has loaded a file that the
+  noise does not depend on.
 
   The noise was chosen before. What is computed with such a file must not be released: another
   state of the file would give another sum, with the same noise.
@@ -135,7 +135,7 @@ def _profiled(files: set[str]) -> Iterator[None]:
   is_over = False
 
   def started(frame: Any, event: str, argument: Any) -> None:
-    # This thread outlives the block.
+    # A thread that outlives the block removes its own profiler.
     if is_over:
       sys.setprofile(None)
     elif event == "call":

@@ -26,7 +26,7 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
   Step t takes bin t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
 
   Args:
-    num_bins: steps of a pass.
+    num_bins: number of steps of a pass.
     capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = BallsInBinsSampler(num_bins=2, capacity=4)

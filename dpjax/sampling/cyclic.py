@@ -29,7 +29,7 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
   examples, so one more example moves others to other steps.
 
   Args:
-    steps_per_pass: b, batches of a pass; an example's steps are exactly b apart.
+    steps_per_pass: b, number of batches of a pass; an example's steps are exactly b apart.
     num_examples: size of the data, which is public under replace_one and replace_special.
 
   >>> sampler = CyclicSampler(steps_per_pass=2, num_examples=4)

@@ -82,9 +82,10 @@ class CyclicPoissonSampler(PaddedSampler):
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    # The proof needs one group per run, and independent coins in each step.
+    # The proof needs one group per example for the whole run, and independent coins in each step.
     groups = once(seed).integers(self.num_groups, size=num_examples)
     taken = generator(seed, step).random(num_examples) < self.prob
     taken &= groups == step % self.num_groups
-    # A draw above the capacity raises. Delta covers the chance of that, and no cut batch.
+    # A draw above the capacity raises, since the proof covers no cut batch. Delta covers the chance
+    # of such a draw.
     return self.checked(np.flatnonzero(taken), step)

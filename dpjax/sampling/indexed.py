@@ -139,7 +139,7 @@ def _check_kind(data: Indexed, leaf: Any) -> None:
       "each field"
     )
   is_text = getattr(dtype, "kind", "") in ("O", "S", "U", "M", "m")
-  # JAX has no type for them.
+  # JAX has no type for extended precision.
   if isinstance(leaf, np.ndarray) and dtype in (np.longdouble, np.clongdouble):
     raise UserError(
       f"{_needs(data)}, which returns arrays of {dtype}; make it .astype(np.float32)"

@@ -36,11 +36,11 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   (`dpjax.accounting.event_kinds.k_out_of_t`). So it costs as much as those passes. If `selected`
   divides `steps_per_pass`, choose `RandomAllocationSampler`, whose passes are shorter.
 
-  A pass that stops early costs as much as a whole one. A smaller event would hold only for a
-  length that no output decides, and would not be a sum of the costs of steps.
+  A pass that stops early costs as much as a whole one. A smaller event would hold only if
+  no output decides when the pass stops, and would not be a sum of the costs of steps.
 
   Args:
-    steps_per_pass: t, steps of a pass.
+    steps_per_pass: t, number of steps of a pass.
     selected: k, from 1 to t.
     capacity: padded batch size, as for PoissonSampler.
 
@@ -149,7 +149,8 @@ class _Pass:
       return self._joined.copy()
 
 
-# The current pass is kept, so that each step needs one draw. Up to 4, for runs side by side.
+# The current pass is kept, so that each step needs one draw. Up to 4 passes
+# are kept, for runs side by side.
 @functools.lru_cache(maxsize=4)
 def _pass_of(
   steps_per_pass: int, selected: int, num_examples: int, seed: int, turn: int

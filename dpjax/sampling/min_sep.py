@@ -21,8 +21,8 @@ from dpjax.validate import UserError
 
 
 def _rate(prob: float, min_sep: int) -> float:
-  """Returns the long-run share of steps in which an example takes part. After each it rests for
-  min_sep - 1 steps."""
+  """Returns the long-run share of steps in which an example takes part. After each of
+  them it rests for min_sep - 1 steps."""
   return prob / (1 + (min_sep - 1) * prob)
 
 
@@ -34,7 +34,7 @@ def _renewals(
   """Draws the steps of each example: rising, [ceil(num_steps / min_sep), num_examples]. Those from
   `num_steps` on do not happen."""
   rng = once(seed)
-  # More participations are impossible: two steps of one example are min_sep apart.
+  # More participations are impossible: two steps of one example are min_sep or more apart.
   times = -(-num_steps // min_sep)
   waits = rng.geometric(prob, (times, num_examples)) - 1
   rate = _rate(prob, min_sep)
@@ -54,7 +54,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   """Poisson sampling of examples that did not take part in the last `min_sep` - 1 steps.
 
   The first draws are those of a sampler that has run for ever, so every batch has the same
-  distribution. It holds an example with probability prob / (1 + (min_sep - 1) prob).
+  distribution. A batch holds an example with probability prob / (1 + (min_sep - 1) prob).
 
   Args:
     prob: probability in (0, 1] with which an example that does not rest takes part in a step.

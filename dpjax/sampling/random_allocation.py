@@ -29,7 +29,7 @@ class RandomAllocationSampler(PassSampler, PaddedSampler):
   first step (`dpjax.accounting.random_allocation`), so an unfinished one costs as much.
 
   Args:
-    steps_per_pass: steps of a pass.
+    steps_per_pass: number of steps of a pass.
     capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = RandomAllocationSampler(steps_per_pass=2, capacity=4)

@@ -11,7 +11,7 @@ A sampler's class defines all that is known of it. Lists by use, and the sampler
 | KOutOfTSampler          | k steps of every pass, a uniform set, drawn anew       |
 | TruncatedPoissonSampler | any step; a batch that is too large is cut at random   |
 | FixedSizeSampler        | a uniform subset of fixed size                         |
-| WithReplacementSampler  | as many draws as the batch has rows, copies counted    |
+| WithReplacementSampler  | a batch of uniform draws, maybe several times          |
 | ShuffledSampler         | one step of every epoch, a permutation cut in batches  |
 | CyclicSampler           | one fixed step of every pass                           |
 | CyclicPoissonSampler    | its group's turn, with probability `prob`              |

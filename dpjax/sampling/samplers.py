@@ -409,7 +409,7 @@ class PassSampler(Sampler):
     return self.steps_per_pass
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event of the whole pass if `step` is its first one, else that of nothing."""
+    """Returns the event of the whole pass if `step` is its first one, else that of a no-op."""
     validate.integer_at_least(0, step=step)
     whole = self.event(inner)
     # Nobody knows in which step of the pass a record is, so the cost comes before all of them.

@@ -104,7 +104,9 @@ class ShuffledSampler(PassSampler):
 
   @property
   def steps_per_epoch(self) -> int:
-    """Returns the number of whole batches in the data, at least 1."""
+    """Returns the number of whole batches in the data, at least 1.
+
+    Raises UserError if `num_examples` is None."""
     if self.num_examples is None:
       raise UserError(
         "must be given to know how long an epoch is", field="num_examples", value=None

@@ -12,7 +12,7 @@ from dpjax.sampling.samplers import pad
 
 @_moved.rename_keywords(slots="padded_batch_size")
 def rows_of_slice(padded_batch_size: int, count: int) -> int:
-  """Returns the rows of each of `count` slices of a batch with `padded_batch_size` rows.
+  """Returns the number of rows of each of `count` slices of a batch with `padded_batch_size` rows.
 
   >>> rows_of_slice(10, 4)
   3

@@ -22,7 +22,7 @@ class TruncatedPoissonSampler(SizedSampler):
   subset of that size is kept.
 
   A batch never overflows, so no share of delta is set aside, and the capacity may be small. The
-  price: in a batch that was cut, each record took the place of another one, so one record moves
+  cost: in a batch that was cut, each record took the place of another one, so one record moves
   the sum by up to 2 C. This is NOT Poisson sampling (pitfall P12). Its event is proved under
   replace_special (an emptied record keeps its place), by PLD, and only for Gaussian noise; see
   `dpjax.accounting.event_kinds.truncated_poisson` for the proof.

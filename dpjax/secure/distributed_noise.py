@@ -116,7 +116,7 @@ class SkellamSum:
     """Returns the finest grid that the modulus allows.
 
     Args:
-      noise_multiplier: std of the noise of `min_survivors` shares on the sum / l2_clip_norm.
+      noise_multiplier: std that `min_survivors` shares of noise give the sum, / l2_clip_norm.
 
     Raises:
       UserError: too few bits for so many clients.
@@ -133,13 +133,13 @@ class SkellamSum:
       noise_multiplier=most,
       num_clients=max_clients,
       bits=bits,
-      # By a union bound, the noise of every coordinate stays below this, except with that
-      # chance.
+      # By a union bound, the noise of every coordinate stays within this many standard
+      # deviations, except with chance _CHANCE.
       num_stds=math.sqrt(2 * math.log(2 * _padded(dim) / _CHANCE)),
       spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
     )
-    # Beyond the limit the sampler is not exact, and the grid is already fine enough.
-    # Slightly below it, since added variances of shares are rounded.
+    # Above this variance the sampler is not exact, and the grid is fine enough already. The limit
+    # is lowered slightly, since variances of shares are rounded when they are added.
     limit = (1 - 1e-9) * discrete.MAX_SKELLAM
     scale = min(scale, math.sqrt(limit) / (most * l2_clip_norm))
     total = (noise_multiplier * l2_clip_norm * scale) ** 2
@@ -169,7 +169,7 @@ class SkellamSum:
 
   @property
   def noise_multiplier(self) -> float:
-    """Std of the noise of the fewest survivors, on the sum / l2_clip_norm."""
+    """Std that the shares of the fewest survivors give the sum, / l2_clip_norm."""
     variance = self.noise.share_variance * self.noise.min_survivors
     return math.sqrt(variance) / (self.scale * self.l2_clip_norm)
 
@@ -186,17 +186,17 @@ class SkellamSum:
       dim=self.padded_dim,
       noise="skellam",
     )
-    # A spread of 1 bounds every coordinate; a smaller one fails with this chance.
+    # A spread of 1 bounds every coordinate; a smaller one fails with chance _CHANCE.
     return min(1.0, beyond + (_CHANCE if spread < 1 else 0.0))
 
   def encode(
     self, rng: np.random.Generator, vector: HostArray, signs: jax.Array
   ) -> np.ndarray:
-    """[dim] floats -> [padded_dim] int64 of norm <= `l2_sensitivity`, before noise.
+    """Encodes [dim] floats as [padded_dim] int64 of norm <= `l2_sensitivity`, before noise.
 
     Args:
-      vector: whatever it holds; one that is not finite becomes zeros.
-      signs: key of the round's rotation, public.
+      vector: [dim] floats of any size. A vector with NaN or infinity becomes zeros.
+      signs: public key of the round's rotation.
     """
     vector = np.asarray(vector, np.float64)
     # Zeros, with the usual share of noise: silence would reveal the failure.
@@ -213,13 +213,13 @@ class SkellamSum:
     return discrete.encode(rng, rotated, l2_clip_norm=self.l2_clip_norm, scale=self.scale)
 
   def share(self, rng: np.random.Generator, shares: int = 1) -> np.ndarray:
-    """Draws [padded_dim] int64, the noise of `shares` shares; `rng` must stay secret to the
-    client that adds it."""
+    """Draws [padded_dim] int64, the sum of `shares` shares of noise. Only the client that adds
+    it may know `rng`."""
     variance = self.noise.share_variance * shares
     return discrete.skellam(rng, self.padded_dim, variance=variance)
 
   def decode(self, total: np.ndarray, signs: jax.Array) -> np.ndarray:
-    """[padded_dim] integers modulo 2^bits -> [dim] float32, the noisy sum of the messages."""
+    """Decodes [padded_dim] integers modulo 2^bits: the noisy sum of the messages, [dim] float32."""
     # Reduced modulo 2^bits, which divides the protocol's modulus.
     low = (total & total.dtype.type(2**self.bits - 1)).astype(np.int64)
     decoded = discrete.decode(low, modulus=2**self.bits, scale=self.scale)
@@ -252,13 +252,14 @@ def skellam_mean(
     seed: seed of all noise and rounding, 128 bits or more; as secret as the data. Each client of
       each round has a stream of its own (NumPy's Philox).
     rotation: public seed of the signs.
-    dropout: who falls silent, in a simulation.
-    plan: that draws the cohorts.
+    dropout: rule by which clients fall silent, in a simulation.
+    plan: plan that draws the cohorts.
 
-  Guarantee: one round is `mechanism.event` under replace_special and replace_one, for one
-  client, whatever its message and weight (applied before the clip, as in `dp_mean`), against
-  a server that sees the sum alone. Who takes part and who falls silent is public and must not
-  depend on the data. For a simulated protocol this holds of the OUTPUT; who runs it sees all.
+  Guarantee: one round costs a client at most `mechanism.event`, under replace_special and
+  replace_one, against a server that sees the sum alone. It holds for any message and any weight,
+  which is applied before the clip, as in `dp_mean`. Who takes part and who falls silent is public
+  and must not depend on the data. For a simulated protocol this holds for the OUTPUT alone:
+  whoever runs it sees all messages.
 
   Raises:
     UserError: a protocol that accepts fewer survivors, or has fewer bits, than the mechanism, or
@@ -291,7 +292,7 @@ def skellam_mean(
     taken = lambda leaf: np.asarray(leaf)[kept]
     weights = np.ones(len(np.asarray(mask))) if weights is None else weights
     rows = jax.tree.map(taken, messages)
-    # Before any draw: fewer shares would be less noise than accounted.
+    # Checked before any draw: fewer shares would be less noise than accounted.
     mechanism.noise.check_survivors(len(kept))
     validate.integer_in(1, mechanism.max_clients, num_clients=len(kept))
     sums, _ = mean(rows, taken(weights), range(len(kept)), int(state), NO_DROPS)
@@ -370,7 +371,7 @@ def _total(
     return summed._replace(total=noisy.astype(kind))
 
   def vector(client: int) -> np.ndarray:
-    # Requested for a client that dropped out; its answer is never sent.
+    # A protocol may also ask for the vector of a client that dropped out. It is never sent.
     if client not in places:
       return zeros
     rng = _stream(seed, round, client)

@@ -9,7 +9,7 @@ A secure sum adds integers modulo a power of two, so a client sends
 | the sum wraps around               | it cannot: max_clients * largest < 2^(bits - 1)        |
 | a coordinate is very large         | it is clipped to [-largest_value, largest_value]       |
 | a message holds NaN or infinity    | the client sends zeros, of weight 0                    |
-| a weight is above 1                | it counts 1, the public bound                          |
+| a weight is above 1                | it counts as 1, the public bound                       |
 | a weight is 0, negative or NaN     | the client sends zeros, of weight 0                    |
 | rounding a weight                  | to nearest multiple of 1 / largest, and not to 0       |
 | rounding a coordinate              | to nearest, of the rounded weight times the value: the |
@@ -34,7 +34,8 @@ from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import Array, ArrayLike, ArrayTree
 from dpjax.validate import UserError
 
-# Bits of the modulus. JAX adds 32-bit integers, and the modulus uses their low bits.
+# Fewest and most bits of the modulus. JAX adds 32-bit integers, and the modulus uses their low
+# bits.
 BITS = (8, 32)
 
 
@@ -101,13 +102,13 @@ class Encoding:
   def error_bound(self, weights: ArrayLike) -> float:
     """Returns the largest error of a coordinate of the weighted mean, in the message's units.
 
-    Proof. Client i sends W_i = max(1, round(w_i L)) and round(v_i W_i / m), with L `largest`
-    and m `largest_value`. C half steps over sum W_i are C m / (2 sum W_i). The weights W_i / L
-    in place of w_i move the mean by |sum (W_i / L - w_i) (v_i - mean)| L / sum W_i, and
-    |v_i - mean| <= 2 m. Floats add 2^-21 m.
+    Proof. Client i of C, with value v_i and weight w_i, sends W_i = max(1, round(w_i L)) and
+    round(v_i W_i / m), with L `largest` and m `largest_value`. C half steps over sum W_i are
+    C m / (2 sum W_i). The weights W_i / L in place of w_i move the mean by
+    |sum (W_i / L - w_i) (v_i - mean)| L / sum W_i, and |v_i - mean| <= 2 m. Floats add 2^-21 m.
 
     Args:
-      weights: [C], in (0, 1], for the clients that count; those above 1 count 1.
+      weights: [C] weights of the clients that count, in (0, 1]. A larger one counts as 1.
 
     >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
     >>> round(encoding.error_bound(np.ones(100)) / encoding.resolution, 3)
@@ -126,7 +127,12 @@ class Encoding:
     return float(self.largest_value * ((half_steps + moved) / whole.sum() + 2.0**-21))
 
   def encode(self, messages: ArrayTree, weights: Array, mask: Array) -> Encoded:
-    """[C, *p] floats, [C] weights in [0, 1], [C] bool -> [C, *p] and [C] uint32; pure JAX.
+    """Encodes messages [C, *p] and weights [C] as uint32 of the same shapes; pure JAX.
+
+    Args:
+      messages: [C, *p] floats.
+      weights: [C], in [0, 1].
+      mask: [C] bool, False for rows that do not count.
 
     >>> encoding = Encoding(max_clients=2, largest_value=1.0, bits=8)
     >>> messages = jnp.array([[0.5, -1.0], [jnp.nan, 0.0]])
@@ -200,7 +206,7 @@ def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
 
 
 def from_vector(vector: np.ndarray, like: Encoded) -> Encoded:
-  """Inverts `to_vector`: [d + 1] modulo 2^32 or 2^64 -> integers modulo 2^32, shaped like `like`.
+  """Inverts `to_vector`: turns [d + 1] integers modulo 2^32 or 2^64 into an `Encoded` like `like`.
 
   >>> like = Encoded({"a": np.zeros((1, 2), np.uint32)}, np.uint32(0))
   >>> from_vector(np.array([1, 2**40 + 3, 7], np.uint64), like).values["a"]

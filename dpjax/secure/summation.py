@@ -68,7 +68,7 @@ class Dropout:
   """Clients that drop out, for simulations: each independently, in a random phase.
 
   Args:
-    prob: probability of a client, in a round.
+    prob: probability that a client drops out of a round.
     seed: seed of all rounds; who drops out is a function of (seed, round, client) alone, never of
       anyone's data.
 
@@ -135,8 +135,8 @@ def secure_mean(
     protocol: one of `sums`, with its cryptography or simulated; a round that leaves fewer than its
       `min_survivors` raises RoundRefused (`forgiving` goes on with the next).
     encoding: encoding of messages as integers. Its `bits` may be fewer than the protocol's.
-    dropout: who falls silent, in a simulation.
-    plan: that draws the cohorts, without privacy.
+    dropout: rule by which clients fall silent, in a simulation.
+    plan: plan that draws the cohorts, without privacy.
 
   Guarantee: the docstring of `protocol` says what it hides, and from whom; a simulated one
   hides nothing. The mean is NOT differentially private.
@@ -198,7 +198,7 @@ def through_way(
       check_survivors(protocol, kept, drops)
       places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
       mapped = way.sum(run, *_those(context, cohort, places), drops)
-      # The inner run numbered places within its part.
+      # The inner run numbered the clients that it was given. Back to places in the whole cohort.
       back = lambda part: places[np.minimum(np.asarray(part.places), len(places) - 1)]
       return mapped._replace(
         memories=tuple(part._replace(places=back(part)) for part in mapped.memories)
@@ -250,7 +250,7 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
     places = {int(client): place for place, client in enumerate(cohort.ids)}
 
     def vector(client: int) -> np.ndarray:
-      # Also called for clients that dropped out; their zeros are never sent.
+      # The protocol also asks for clients that dropped out; their zeros are never sent.
       encoded_row = encoded(places[client]) if client in places else like
       return to_vector(encoded_row, protocol.bits)
 
@@ -296,7 +296,7 @@ def carried_out(
 
 
 def with_cost(mapped: Mapped, result: Summed) -> Mapped:
-  """Returns infos with the most bytes that a client had to send and receive."""
+  """Returns the result with `upload_bits`: bits that the busiest client sent and received."""
   bits = np.full_like(mapped.info.upload_bits, 8 * result.cost.client_bytes)
   return mapped._replace(info=mapped.info._replace(upload_bits=bits))
 
@@ -316,13 +316,15 @@ def _check_size(encoding: Encoding, cohort: Cohort) -> None:
 def forgiving(
   algorithm: FederatedAlgorithm, refused: Callable[[str], None] = lambda why: None
 ) -> FederatedAlgorithm:
-  """Returns the same algorithm, in which a refused round changes nothing and the next one
-  follows. Its aggregator's state must count rounds: `secure_mean` or `skellam_mean`.
+  """Returns the same algorithm, in which a refused round only uses up its number.
+
+  The next round follows. The aggregator's state must count rounds, as those of `secure_mean` and
+  `skellam_mean` do.
 
   The refused round stays accounted: a ledger counts rounds, not successes.
 
   Args:
-    refused: called with a line about such a round: which one, and why.
+    refused: called with one line, which says which round was refused, and why.
   """
 
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:

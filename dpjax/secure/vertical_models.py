@@ -64,7 +64,7 @@ class SharedRows(NamedTuple):
 
   @property
   def x(self) -> Shares:
-    """[n, f_a + f_b]"""
+    """Shares of the columns of both parties, [n, f_a + f_b]."""
     return np.concatenate([self.x_a, self.x_b], axis=1)
 
 
@@ -112,7 +112,7 @@ def train_logistic(
 
   Args:
     batches: [steps, B] public indices of rows.
-    recipe: its `output` must be sigmoid.
+    recipe: training settings; `output` must be sigmoid.
   """
   if recipe.output != "sigmoid":
     raise UserError("must be sigmoid", field="recipe.output", value=recipe.output)
@@ -163,7 +163,7 @@ def train_split(
   """Returns shares of the network after one gradient step for each batch. Reveals nothing.
 
   Args:
-    start: public numbers.
+    start: public initial network.
     batches: [steps, B] public indices of rows.
     recipe: `hidden` must be relu, `output` normalized_relu or sigmoid (one class against all).
   """
@@ -186,7 +186,7 @@ def _hidden(party: Party, network: SplitNetwork, rows: SharedRows) -> comparison
     matmul(party, x, bottom.kernel, bias=bottom.bias)
     for x, bottom in ((rows.x_a, network.bottom_a), (rows.x_b, network.bottom_b))
   ]
-  # Both in one comparison, which needs the rounds of one.
+  # One comparison of both layers takes as many rounds as that of one.
   return comparison.signs(party, np.concatenate(sums, axis=1))
 
 

@@ -1,4 +1,4 @@
-"""Alarms of a service: what is beyond its bound now, and each change in the journal."""
+"""Alarms of a service: each is a number beyond its bound. Changes are written to the journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Alarms:
   """The alarms that are raised now.
 
   Args:
-    journal: where each change of a level is written.
+    journal: journal that gets each change of a level.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as folder, ServiceJournal(folder) as journal:
@@ -30,7 +30,7 @@ class Alarms:
     """Raises an alarm, changes its level, or clears it.
 
     Args:
-      name: of the quantity, such as "accuracy".
+      name: name of the quantity, such as "accuracy".
       level: "warning" or "alarm"; "": the value is within its bound.
       value: the measured number. bound: the number that it is compared with.
     """

@@ -1,4 +1,4 @@
-"""Concurrent requests computed together: one queue, one thread, batches of a model's own sizes."""
+"""Concurrent requests computed together: one queue, and one thread that computes batches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Batcher:
 
   Args:
     max_queue: largest number of rows that wait.
-    wait_ms: how long the first request of a batch waits for others, in milliseconds.
+    wait_ms: milliseconds that the first request of a batch waits for others.
     computed: called with (model, seconds, rows) after each batch.
   """
 
@@ -80,10 +80,10 @@ class Batcher:
 
     Args:
       model: the model that answers it. x: rows, as `Predictor.raw` returns them.
-      seconds: until its deadline.
+      seconds: seconds until the request's deadline.
 
     Raises:
-      Full, Late, Closed: it was not computed. Other errors are the model's.
+      Full, Late, Closed: the request got no answer. Other errors are the model's.
     """
     if self._closing:
       raise Closed
@@ -162,7 +162,7 @@ class Batcher:
     """Refuses new requests, and computes those that wait.
 
     Args:
-      seconds: until those that are not computed are refused as well, by `Closed`.
+      seconds: seconds after which requests that are not computed yet are refused by `Closed`.
     """
     self._closing = True
     end = time.monotonic() + seconds

@@ -1,8 +1,9 @@
 """Drift of inputs and answers: histograms over public bins, and their distance from a reference.
 
 The population stability index of two histograms with shares p and q is
-`sum_i (p_i - q_i) ln(p_i / q_i)`, the sum of both Kullback-Leibler divergences (Siddiqi 2006,
-"Credit Risk Scorecards"). Practice reads below .1 as no change, above .25 as a large one.
+`sum_i (p_i - q_i) ln(p_i / q_i)`, the sum of both Kullback-Leibler divergences. In practice an
+index below .1 counts as no change, and one above .25 as a large change. Source: Siddiqi 2006,
+"Credit Risk Scorecards".
 
 Bins are public: they follow from a declaration or from a flag, never from rows. The counts in them
 need not be. A histogram of training rows is a query on these rows. `noisy_counts` answers it under
@@ -119,12 +120,13 @@ class Bins:
   """Public bins of one number or category of each row.
 
   Args:
-    name: what is counted: "predicted", "mean", a column of a table, or a place such as "x[3,0]".
+    name: "predicted", "mean", a column of a table, or a place such as "x[3,0]": what is counted.
     edges: inner edges of the bins of a number, increasing; len(edges) + 1 bins.
     places: columns of the inputs that hold a category, one for each of its values; () for a
       number.
     place: the input that holds a number; None for "predicted" and "mean".
     lower, upper: bounds of a column before its scaling to [0, 1], in the units of the edges.
+    num_classes: number of classes that are bins; 0 for a number or a category.
   """
 
   name: str
@@ -144,7 +146,8 @@ class Bins:
     """Returns the bin of each row, int64 [n].
 
     Args:
-      x: inputs [n, ...] as `Predictor.raw` returned them. answers: of `Predictor.classes`.
+      x: inputs [n, ...] as `Predictor.raw` returned them.
+      answers: result of `Predictor.classes`.
     """
     if self.num_classes:
       return np.asarray(answers, np.int64)
@@ -162,7 +165,7 @@ class Bins:
 
 
 def fits(counts: Mapping[str, Sequence[Any]], bins: Sequence[Bins]) -> bool:
-  """Whether counts are of exactly these bins, by name and number."""
+  """Returns whether counts are of exactly these bins, by name and number."""
   held = {name: len(each) for name, each in counts.items()}
   return held == {each.name: each.size for each in bins}
 
@@ -274,7 +277,8 @@ def mechanism(
   """Returns the histogram mechanism of one of several statistics of the same rows.
 
   Args:
-    epsilon: of all statistics together. parts: their number; a row counts in each.
+    epsilon: epsilon of all these statistics together.
+    parts: number of these statistics; a row counts in each.
   """
   return mechanisms.Histogram(epsilon / parts, bins.size, neighboring_relation=relation)
 

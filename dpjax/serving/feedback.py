@@ -1,4 +1,4 @@
-"""Labels that come back for answers: which answer, whether it was right, and each one once."""
+"""Labels that come back for answers: each finds its answer and counts once, as right or wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AwaitedLabels:
   """Answers that wait for their labels.
 
   Args:
-    most: requests whose answers are kept; beyond it the oldest is forgotten.
+    most: number of requests whose answers are kept; beyond it the oldest is forgotten.
   """
 
   def __init__(self, most: int):
@@ -30,9 +30,9 @@ class AwaitedLabels:
     """Keeps the answers to one request.
 
     Args:
-      request: its id.
+      request: id of the request.
       model: digest of the run that answered.
-      answers: of `Predictor.classes`.
+      answers: result of `Predictor.classes`.
     """
     self._answers[request] = (model, answers)
     while len(self._answers) > self._most:
@@ -49,8 +49,8 @@ class AwaitedLabels:
       inputs: facts of the model.
 
     Raises:
-      UserError: an unknown or a second use of an id, other labels than the model has, a model
-        of numbers.
+      UserError: an id that is unknown or was used before, other labels than the model has, a model
+        that predicts numbers.
     """
     if isinstance(inputs.target, data.Interval):
       raise UserError("needs a model of classes or labels", field="feedback")

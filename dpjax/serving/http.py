@@ -61,7 +61,7 @@ class _Refused(Exception):
   """Raised for a request that ends in one line.
 
   Args:
-    status: of HTTP. message: the line.
+    status: status of HTTP. message: the line.
   """
 
   def __init__(self, status: int, message: str):
@@ -139,9 +139,9 @@ class Web:
   """The HTTP application of a service.
 
   Args:
-    service: what answers.
-    most_bytes: largest body.
-    token: what POST /release must bring as its bearer; None: nobody may release.
+    service: service that answers.
+    most_bytes: largest size of a body, in bytes.
+    token: bearer token that POST /release must bring; None: nobody may release.
     load: loads a run by its folder.
   """
 
@@ -403,7 +403,7 @@ def _bytes_of(rows: list[Any], model: Predictor) -> np.ndarray:
 
 
 def _only_numbers(value: Any) -> bool:
-  """Whether nested lists hold numbers alone: NumPy would take true for 1."""
+  """Returns whether nested lists hold numbers alone: NumPy would take true for 1."""
   if isinstance(value, list):
     return all(map(_only_numbers, value))
   return type(value) in (int, float)
@@ -472,9 +472,9 @@ def server(
   """Returns (a uvicorn server, the socket that it is to serve).
 
   Args:
-    host, port: where to listen; port 0: a free one.
-    head_seconds: within which a connection must begin its next request.
-    ready: called with the address once it listens.
+    host, port: address to listen at; port 0: a free one.
+    head_seconds: seconds within which a connection must send the whole head of its next request.
+    ready: called with host and port once the server listens.
 
   Raises:
     UserError: the address cannot be listened at.
@@ -497,7 +497,7 @@ def server(
     access_log=False,
     log_level="warning",
     server_header=False,
-    # A backstop against connections; the queue's own bound answers with a line of JSON.
+    # The last bound on connections. The queue's own bound comes first, with a line of JSON.
     limit_concurrency=2048,
     backlog=2048,
     timeout_keep_alive=max(1, round(head_seconds)),

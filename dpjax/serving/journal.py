@@ -30,7 +30,7 @@ from dpjax.validate import UserError
 
 NAME = "journal.jsonl"
 COUNTS = "counts.json"
-# Raised where a line changes its meaning, so that an older version does not misread it.
+# Increased when a line changes its meaning, so that an older version does not misread it.
 FORMAT = 1
 KINDS = (
   "start", "reference", "reference_charge", "charge", "window", "spent", "alarm", "candidate",
@@ -51,8 +51,8 @@ class ServiceJournal:
   ['stage']
 
   Args:
-    folder: made if it is missing.
-    clock: seconds since the epoch.
+    folder: folder of the journal, made if it is missing.
+    clock: returns seconds since the epoch.
 
   Raises:
     UserError: another process has the journal open; a line is not what a service wrote there, or
@@ -105,8 +105,8 @@ class ServiceJournal:
     except (ValueError, RecursionError):
       # The write was incomplete, so the line never took effect.
       return content[:place]
-    # A whole line that lacks only its end counts, for it may have taken effect. A kill leaves
-    # nothing behind it, so anything there is refused as a line.
+    # A whole object that lacks only its line feed counts, for it may have taken effect. A kill
+    # leaves no bytes behind an object. If there are any, `_read` refuses the line.
     return content[:place] + text.encode() + b"\n" if end else content[:place]
 
   def _read(self, line: bytes) -> None:

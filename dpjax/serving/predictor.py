@@ -47,13 +47,13 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-# Rows of a batch in which runs evaluate (dpjax.metrics).
+# Batch size with which runs evaluate: the default of dpjax.metrics.
 EVALUATION = 500
 SIZES = (8, 32, 128, EVALUATION)
 _PROBE_SEED = 20_480
 _MOVED = 13
 _CLOSE = 1e-4
-# Parts of result.json that decide the last bits of a logit.
+# Packages whose versions decide the last bits of a logit.
 _ROUNDING = ("jax", "jaxlib", "flax", "numpy")
 
 
@@ -197,7 +197,7 @@ class Predictor:
       shape = ", ".join(map(str, wanted.shape))
       raise UserError(f"must be of shape [n, {shape}], got {array.shape}", field="rows")
     if array.dtype == np.uint8 and wanted.unit_range:
-      # As `data.from_arrays` makes inputs of images.
+      # `data.from_arrays` makes inputs from images in the same way.
       return np.divide(array, 255, dtype=np.float32)
     return self._checked(array)
 
@@ -292,7 +292,7 @@ class Predictor:
       parts = [self._model.logits(probe[start : start + size]) for start in starts]
       there = np.concatenate(parts)
       here = wanted[: len(there)]
-      # Where places decide bits already, no size keeps them, and the small ones are faster.
+      # If the place of a row decides its bits, no size keeps them, and small sizes are faster.
       same = (
         np.array_equal(there, here) if anywhere else np.allclose(there, here, atol=_CLOSE)
       )

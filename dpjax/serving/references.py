@@ -40,14 +40,14 @@ def make(
   epsilon: float | None = None,
   exact: bool = False,
 ) -> Reference | None:
-  """Returns the reference that a flag names; None for the stream's first window or no bins.
+  """Returns the reference that a flag names; None for the stream's first window, or without bins.
 
   Args:
     text: stream, training, public:NAME or FILE.json.
     run: the model whose answers are counted. bins: public bins.
-    journal: where a noisy reference is kept, so that a restart does not account for it again.
-    epsilon: of the noise on the counts of training rows, all bins together.
-    exact: count training rows without noise.
+    journal: journal that keeps a noisy reference, so that a restart does not account for it again.
+    epsilon: epsilon of the noise on the counts of training rows, for all bins together.
+    exact: whether training rows are counted without noise.
 
   Raises:
     UserError: training rows without `epsilon` or `exact`; counts of other bins; a unit of privacy
@@ -138,7 +138,7 @@ def _of_training(
       return Reference(line["counts"], "noised", line["scale"], ledger.spent[0])
   exact_counts = _counted(run, bins, _training_rows(run))
   ledger = ledger.spend("reference", epsilon=epsilon)
-  # On the disk before the noise, as every charge.
+  # The line is on the disk before the noise is drawn, as with every charge.
   journal.write(
     "reference_charge",
     run=digest_of(run),

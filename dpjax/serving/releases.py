@@ -18,7 +18,7 @@ from dpjax.serving.predictor import Predictor, digest_of
 from dpjax.serving.rollout import Rollout, StageCounts, StageRule
 from dpjax.validate import UserError
 
-# Batches whose times are kept.
+# Number of batches whose times are kept.
 _TIMES = 1000
 
 
@@ -27,9 +27,9 @@ class Releases:
 
   Args:
     old: the model that answers.
-    rule: when stages of a release end.
+    rule: rule by which stages of a release end.
     journal: gets candidates, stages, promotions and roll-backs.
-    clock: seconds, for the duration of a stage.
+    clock: returns seconds, for the duration of a stage.
   """
 
   def __init__(
@@ -65,9 +65,13 @@ class Releases:
     """Goes on with a release of an earlier start, which the journal has already.
 
     Args:
-      new: its new model.
-      stage: its stage. counts: of this stage, as `snapshot` saved them; None: none.
-      elapsed: seconds of this stage before.
+      new: new model of the release.
+      stage: stage of the release.
+      counts: counts of this stage, as `snapshot` saved them; None: none.
+      elapsed: seconds that this stage had lasted at that time.
+
+    Raises:
+      UserError: as `check`, or the rule has fewer stages.
     """
     self.check(new)
     num_stages = len(self._rule.stages)
@@ -84,7 +88,7 @@ class Releases:
     """Checks that a model can be released after the one that answers.
 
     Raises:
-      UserError: it takes other inputs, answers otherwise, or is the same run.
+      UserError: the model takes other inputs, gives other answers, or is the same run.
     """
     if digest_of(new) == digest_of(self.old):
       # Counts are kept by run, so those of the two could not be separated.
@@ -171,7 +175,7 @@ class Releases:
     """Counts one request of a stage; returns whether it counted.
 
     Args:
-      stage: `stage_counts` when it came.
+      stage: value of `stage_counts` when the request came.
       name: "old" or "new": the model that it was given.
       failed: whether that model gave no answer.
     """
@@ -186,7 +190,7 @@ class Releases:
     """Counts a released window of feedback.
 
     Args:
-      labels: [4] right and wrong ones of the old model, then of the new one.
+      labels: [4] counts: right and wrong answers of the old model, then of the new one.
     """
     if self.rollout is None:
       return

@@ -32,7 +32,7 @@ def next_window(journal: ServiceJournal, of: str) -> int:
 
 
 def is_resumed(journal: ServiceJournal, digests: Sequence[str]) -> bool:
-  """Whether the last start had the same runs, so that its release goes on."""
+  """Returns whether the last start had the same runs, so that its release goes on."""
   starts = journal.of_kind("start")
   return bool(starts) and set(starts[-1]["runs"]) == set(digests)
 
@@ -59,12 +59,12 @@ def model_of(
   """Returns a model that a line of the journal names.
 
   Args:
-    line: of a release. which: "old" or "new".
-    known: {digest: model} of those that are loaded.
+    line: line of a release. which: "old" or "new".
+    known: {digest: model} of the models that are loaded.
     load: loads a run by its folder.
 
   Raises:
-    UserError: another run lies in its folder now.
+    UserError: the folder of the model holds another run now.
   """
   digest = line[which]
   if digest in known:
@@ -82,7 +82,7 @@ def model_of(
 def reference_from_stream(
   journal: ServiceJournal, run: Predictor, bins: Sequence[Bins]
 ) -> Reference | None:
-  """Returns the newest reference of a run's own stream over these bins; None for none."""
+  """Returns a run's newest reference; None unless it is of its own stream and over these bins."""
   digest = digest_of(run)
   lines = [line for line in journal.of_kind("reference") if line["run"] == digest]
   if not lines or lines[-1]["source"] != "stream":

@@ -20,7 +20,8 @@ KEEP = "keep"
 ADVANCE = "advance"
 PROMOTE = "promote"
 ROLL_BACK = "roll_back"
-# Standard deviations by which an accuracy must be worse before chance is ruled out.
+# A new model is withdrawn if its accuracy is this many standard deviations below what the rule
+# allows. While a stage has few requests, the same holds for the number of its errors.
 _DEVIATIONS = 3.0
 
 
@@ -37,17 +38,17 @@ def position(key: str, salt: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class StageRule:
-  """When a stage of a release ends, and how.
+  """Rule by which a stage of a release ends.
 
   Args:
     stages: shares of requests that the new model answers, increasing; after the last one it
       replaces the old model.
-    requests: requests of a stage that the new model must have got, failed ones included.
+    requests: number of requests that the new model must have got in a stage, with failed ones.
     seconds: shortest duration of a stage.
     error_rate: largest share of requests that the new model may fail on.
-    latency_ms: largest 99th percentile of its computing time, in milliseconds; 0: any.
+    latency_ms: largest 99th percentile of the new model's computing times, in milliseconds; 0: any.
     labels: labels from feedback that each model must have in a stage; 0: none are needed.
-    accuracy_drop: by how much its accuracy may be below that of the old model.
+    accuracy_drop: how far the new model's accuracy may be below that of the old model.
   """
 
   stages: tuple[float, ...] = (0.1, 0.5)
@@ -76,7 +77,7 @@ class StageRule:
 
 @dataclasses.dataclass
 class StageCounts:
-  """Counts of one model in one stage. Labels count where they were released: see Service."""
+  """Counts of one model in one stage. Labels count once their window is released."""
 
   requests: int = 0
   errors: int = 0
@@ -93,8 +94,9 @@ class Rollout:
   """The stage of a release, and its next step.
 
   Args:
-    rule: when stages end.
-    salt: names the release, such as the digest of the new run: another release splits otherwise.
+    rule: rule by which stages end.
+    salt: name of the release, such as the digest of the new run. Another release splits keys in
+      another way.
     stage: place in `rule.stages`.
     counts: counts of ("old", "new") in this stage.
 
@@ -132,7 +134,7 @@ class Rollout:
     return {name: dataclasses.asdict(each) for name, each in self.counts.items()}
 
   def is_new(self, key: str) -> bool:
-    """Whether the new model answers requests of this key."""
+    """Returns whether the new model answers requests of this key."""
     return position(key, self.salt) < self.share
 
   def decision(self, *, p99_ms: float, elapsed: float) -> tuple[str, str]:
@@ -167,7 +169,7 @@ class Rollout:
     return (PROMOTE if last else ADVANCE), why
 
   def _is_worse(self) -> bool:
-    """Whether the new model's accuracy is below what the rule allows, beyond chance."""
+    """Returns whether the new model's accuracy is below what the rule allows, beyond chance."""
     new = self.counts["new"]
     old = self.counts["old"]
     if not self.rule.labels or min(new.labels, old.labels) < self.rule.labels:

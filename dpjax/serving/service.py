@@ -10,8 +10,8 @@
 | models and releases        | `releases.py`         |
 | what earlier starts left   | `replay.py`           |
 
-Everything but the logits is computed in one event loop, so nothing here is locked. `tick` is to be
-called about once a second: it closes windows, raises alarms, moves a release on, and saves counts.
+State is changed in one event loop alone, so nothing here is locked. `tick` is to be called about
+once a second: it closes windows, raises alarms, moves a release on, and saves counts.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Answer:
   """The answer to a request.
 
   Args:
-    id: which `feedback` takes.
+    id: id of the request, for `feedback`.
     run: name of the model that answered.
     logits: [n, K].
-    answers: of `Predictor.classes`.
+    answers: result of `Predictor.classes`: [n], or [n, labels].
   """
 
   id: str
@@ -74,11 +74,11 @@ class Service:
 
   Args:
     runs: the model that answers, and in a release the new one.
-    journal: of this service.
+    journal: journal of this service.
     bins: public bins of drift.
-    reference: what windows are compared with; None: the first whole window.
+    reference: histograms that windows are compared with; None: those of the first whole window.
     settings: bounds.
-    clock: seconds, for stages and latencies.
+    clock: returns seconds, for stages and latencies.
     load: loads a run that the journal names and `runs` does not hold: one that was released later.
   """
 
@@ -188,7 +188,7 @@ class Service:
     saved = self.journal.saved_counts()
     line = replay.last_release(self.journal, list(known))
     answering = digest_of(runs[0]) if line is None else line["old"]
-    # Rows that another model answered are not counted on: a kill came right after a promotion.
+    # Rows that another model answered are dropped: a kill came right after a promotion.
     if saved.get("run", answering) == answering:
       self.windows.drift.restore(saved.get("drift"), self.bins, most=self.settings.window)
     self.windows.feedback.restore(saved.get("feedback"), [FEEDBACK])
@@ -202,7 +202,7 @@ class Service:
     )
     if line is not None:
       self._resume_release(line, known, saved.get("release") or {})
-    # Also where an earlier start was killed before it wrote the candidate.
+    # A release also begins here if an earlier start was killed before it wrote the candidate.
     elif len(runs) > 1:
       self.releases.begin(runs[1])
     if self.old is not runs[0]:
@@ -219,7 +219,7 @@ class Service:
     """Takes the models and the stage that the last line of a release leaves.
 
     Args:
-      line: of the journal.
+      line: last line of the release in the journal.
       known: {digest: model} of this start's runs.
       saved: counts of a stage that an earlier start saved last; {} for none.
     """
@@ -241,10 +241,10 @@ class Service:
 
     Args:
       x: rows, as `Predictor.raw` returned them.
-      key: who asks, which decides the model in a release; None: the request's own id.
+      key: name of who asks. It decides the model in a release; None: the request's own id.
 
     Raises:
-      Full, Late, Closed, ModelFailed: it has no answer.
+      Full, Late, Closed, ModelFailed: the request gets no answer.
     """
     request = secrets.token_hex(12)
     # Taken now: a release may end while the logits are computed.
@@ -304,8 +304,8 @@ class Service:
     """Counts the labels of one answered request; returns how many answers were right.
 
     Raises:
-      UserError: an unknown or a second use of an id, other labels than the model has, a model
-        of numbers.
+      UserError: an id that is unknown or was used before, other labels than the model has, a model
+        that predicts numbers.
     """
     run, num_right, num_labels = self._labels.take(request, labels, self.old.inputs)
     is_new = self.new is not None and run == digest_of(self.new)
@@ -332,7 +332,7 @@ class Service:
   def _snapshot(self) -> dict[str, Any]:
     """Returns counts of open windows and of the stage."""
     counts = {
-      # How far the journal was, so that lines which are gone are seen.
+      # Length of the journal, so that missing lines are noticed.
       "lines": self.journal.num_lines,
       "run": digest_of(self.old),
       "drift": self.windows.drift.plain(),
@@ -342,7 +342,10 @@ class Service:
     return counts if release is None else counts | {"release": release}
 
   def p99_ms(self) -> float:
-    """Returns the 99th percentile of the last 1,000 requests; NaN before there are 100."""
+    """Returns the 99th percentile of the milliseconds of the last 1,000 requests.
+
+    NaN before there are 100.
+    """
     if len(self._latencies) < _FEWEST_LATENCIES:
       return math.nan
     return float(np.percentile(self._latencies, 99))
@@ -358,7 +361,8 @@ class Service:
     """Begins the release of a new model, in place of one that is under way.
 
     Raises:
-      UserError: the model takes other inputs than the old one, answers otherwise, or is the same.
+      UserError: the model takes other inputs than the old one, gives other answers, or is the
+        same run.
     """
     # First: an offer that is refused must not end the release that is under way.
     self.releases.check(new)

@@ -23,11 +23,11 @@ class ServiceSettings:
     feedback_window: labels of a window of accuracy.
     psi_warning, psi_alarm: PSI of a window above which it is reported.
     latency_ms: bound on the 99th percentile of a request's milliseconds; 0: none.
-    accuracy_drop: by how much the accuracy of a window may be below that of the run's test.
+    accuracy_drop: how far the accuracy of a window may be below that of the run's test.
     drift_epsilon: epsilon of the noise on every window, for one row; None: exact counts.
     drift_budget: epsilon of all windows together; None: any. Windows beyond it are not released.
-    remembered: requests whose answers are kept for feedback.
-    rule: when stages of a release end.
+    remembered: number of requests whose answers are kept for feedback.
+    rule: rule by which stages of a release end.
   """
 
   max_rows: int = 256

@@ -29,7 +29,8 @@ from dpjax.serving.service_settings import ServiceSettings
 STREAM_RELATION = "replace_one"
 # Bins of one label from feedback: which model answered, and whether it was right.
 FEEDBACK = Bins("feedback", num_classes=4)
-# Standard deviations by which an accuracy must be low before chance is ruled out.
+# An accuracy raises the alarm this many standard deviations below the lowest accepted one. Chance
+# alone takes it there in at most about 2 % of windows.
 _DEVIATIONS = 2.0
 
 
@@ -39,9 +40,10 @@ class Reference:
 
   Args:
     counts: {name of bins: counts}.
-    source: where they are from, for readers: "public", "noised", "exact", "stream", "file".
+    source: origin of the counts, for readers: "public", "noised", "exact", "stream", "file".
     scale: scale of the Laplace noise on each count; 0: none.
-    epsilon: what they cost a training record; 0 if none is in them. No epsilon holds for "exact".
+    epsilon: cost of the counts for a training record; 0 if none is in them. No epsilon holds for
+      "exact".
   """
 
   counts: Mapping[str, Sequence[float]]
@@ -55,7 +57,7 @@ class OpenWindow:
   """Counts of a window that is not full.
 
   Args:
-    number: its place among the windows of its kind, since the journal began.
+    number: place of the window among those of its kind, since the journal began.
     rows: rows or labels that were counted.
     counts: {name of bins: counts}.
   """
@@ -78,13 +80,13 @@ class OpenWindow:
     """Takes the counts that an earlier start saved, where they are of this very window.
 
     Args:
-      saved: as `plain` returned it. bins: of this window.
+      saved: window as `plain` returned it. bins: bins of this window.
       most: rows with which this window is full; None: a full one is taken, too.
     """
     # A window that was accounted or closed since then must not be counted twice.
     if not isinstance(saved, dict) or saved["number"] != self.number:
       return
-    # Other bins than before: their counts say nothing about these.
+    # Counts of other bins say nothing about these.
     if not drift.fits(saved["counts"], bins):
       return
     if most is not None and saved["rows"] >= most:
@@ -104,7 +106,8 @@ class Windows:
   Args:
     settings: sizes of windows, bounds and budget.
     bins: public bins of rows.
-    reference: what windows of rows are compared with; None: the first whole window.
+    reference: histograms that windows of rows are compared with; None: those of the first whole
+      window.
     journal: gets charges, windows and references.
     alarms: get PSI, accuracy and the end of the budget.
   """
@@ -144,7 +147,8 @@ class Windows:
     """Counts rows, and cuts windows at their exact sizes.
 
     Args:
-      x: inputs [n, ...] as `Predictor.raw` returned them. answers: of `Predictor.classes`.
+      x: inputs [n, ...] as `Predictor.raw` returned them.
+      answers: result of `Predictor.classes`.
     """
     while len(x):
       size = self._settings.window - self.drift.rows
@@ -179,7 +183,7 @@ class Windows:
   def begin_model(self) -> None:
     """Begins windows of another model: its first whole one is the reference.
 
-    Rows of the open window were answered by the model before, at least in part.
+    The open window is dropped: the model before answered its rows, at least in part.
     """
     self._num_models += 1
     self.reference = None
@@ -200,7 +204,7 @@ class Windows:
     """Releases a full window of rows, and compares it with the reference.
 
     Args:
-      window: of `full`.
+      window: one of `full`.
       run: the model that answers now.
     """
     model = self._num_models
@@ -274,7 +278,7 @@ class Windows:
     self.accuracy = float((labels[0] + labels[2]) / total)
     expected = run.result.get("test_accuracy")
     if isinstance(expected, (int, float)):
-      # Chance, and the noise on four counts.
+      # Variance of chance, and of the noise on four counts.
       spread = expected * (1 - expected) / total + 8 * (scale / total) ** 2
       drop = self._settings.accuracy_drop
       bound = expected - drop - _DEVIATIONS * math.sqrt(spread)

@@ -40,7 +40,11 @@ class AdversarialState(NamedTuple):
 
 
 class Adversarial(NamedTuple):
-  """`init(critic, generator) -> AdversarialState` and `step(state, batch)`."""
+  """The two functions of `adversarial`.
+
+  `init(critic, generator)` makes the state. `step(state, batch)` updates the critic and, when it is
+  its turn, the generator.
+  """
 
   init: Callable[[Params, Params], AdversarialState]
   step: Callable[[AdversarialState, Batch], tuple[AdversarialState, StepInfo]]
@@ -72,8 +76,8 @@ def adversarial(
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
     public_key: typed key of the generator's random numbers. It may be known, so it must not follow
       from `noise_key`. The keys of pairs are secret, and follow from `noise_key`.
-    critic_steps: steps of the critic before each one of the generator. More of them help under
-      noise (Bie, Kamath and Zhang 2023, arXiv:2302.02936). Each is a step of the plan.
+    critic_steps: number of steps of the critic before each step of the generator. More of them help
+      under noise (Bie, Kamath and Zhang 2023, arXiv:2302.02936). Each is a step of the plan.
     method, microbatch_size: see `dpjax.clipped_grad`.
 
   Returns:
@@ -138,14 +142,15 @@ def adversarial(
   def step(state: AdversarialState, batch: Batch) -> tuple[AdversarialState, StepInfo]:
     step_key = jax.random.fold_in(public_key, state.critic.step)
     _, generator_key = jax.random.split(step_key)
-    # Secret, and no key of a draw of noise: the counter of draws ends below 2^31. Independent keys
-    # that nobody knows may belong to examples instead of places: then one example moves one pair.
-    # The noise key comes from the state, so that no compiled program holds it.
+    # These keys are secret. None is the key of a draw of noise, whose counter ends below 2^31. As
+    # they are independent and nobody knows them, the proof may give them to examples instead of
+    # places: then one example moves one pair. The noise key comes from the state, so that no
+    # compiled program holds it.
     secret = jax.random.fold_in(noise_state(state.critic).key, PAIRS)
     pairs_key = jax.random.fold_in(secret, state.critic.step)
     size = jax.tree.leaves(batch.examples)[0].shape[0]
     pair_keys = jax.random.split(pairs_key, size)
-    # One by one: a function of the whole batch could spread one example over many pairs.
+    # Each pair is made alone: a function of the whole batch could spread one example over many.
     pair_of = functools.partial(pair, state.generator)
     loss_checks.check_apart(pair_of, pair_keys, batch.examples, name="pair")
     pairs = jax.vmap(pair_of)(pair_keys, batch.examples)
@@ -158,7 +163,7 @@ def adversarial(
     if critic_steps == 1:
       generator, opt_state = moved(before)
     else:
-      # `critic.step` counts the steps that are done: the generator moves after the last of each.
+      # `critic.step` counts finished steps. The generator moves after every `critic_steps` of them.
       turn = critic.step % critic_steps == 0
       generator, opt_state = jax.lax.cond(turn, moved, lambda same: same, before)
     return AdversarialState(critic, generator, opt_state), info

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpjax import validate
 from dpjax.types import Array, Example, LossFn
 
-# Folded into a copy's key for the model; the augmentation never draws from it.
+# Folded into a copy's key to make the model's key, from which the augmentation never draws.
 _OF_THE_MODEL = 2**31
 AugmentFn = Callable[[Array, Array], Array]  # (key, x [H, W, C]) -> x [H, W, C]
 
@@ -28,7 +28,7 @@ def shift(key: Array, x: Array, *, pixels: int = 4) -> Array:
 
 
 def flip_shift(key: Array, x: Array, *, pixels: int = 4) -> Array:
-  """`shift`, then mirrored left to right with probability 1/2."""
+  """Applies `shift`, then mirrors the image left to right with probability 1/2."""
   key_flip, key_shift = jax.random.split(key)
   moved = shift(key_shift, x, pixels=pixels)
   return jnp.where(jax.random.bernoulli(key_flip), moved[:, ::-1], moved)
@@ -41,7 +41,8 @@ def crop_color(
   changes its colours.
 
   Args:
-    least_area: least area of the part, as a share of the image's; its sides' ratio is 3/4 to 4/3.
+    least_area: least area of the part, as a share of the image's, at most 3/4. Its sides, as shares
+      of the image's, have a ratio from 3/4 to 4/3.
     strength: each channel's contrast changes by at most this share, and its mean by at most
       this many standard deviations of the image; the range stays that of the image.
 

@@ -22,9 +22,9 @@ from dpjax.training.augment import AugmentFn
 from dpjax.training.dp_sgd import StepInfo, TrainState, averaged
 from dpjax.types import Algorithm, Array, Batch, Params
 
-# t of the uniformity; it and the power of the alignment are as published.
+# t of the uniformity. This t and the power 2 of the alignment are as published.
 _TEMPERATURE = 2.0
-# Squared length below which a point is pulled to the origin.
+# Squared length below which a point is not stretched to length 1.
 _LEAST = 1e-12
 
 
@@ -54,7 +54,7 @@ def alignment(u: Array, v: Array, mask: Array) -> Array:
 
 
 def uniformity(u: Array, mask: Array) -> Array:
-  """log of the mean over pairs i != j of exp(-2 |u_i - u_j|^2): u [B, D], of unit length.
+  """Log of the mean over pairs i != j of exp(-2 |u_i - u_j|^2): u [B, D], of unit length.
 
   It is 0 if all points coincide, and least if they are uniform on the sphere. With fewer than two
   points it is 0.
@@ -75,7 +75,7 @@ def uniformity(u: Array, mask: Array) -> Array:
 
 
 def alignment_and_uniformity(u: Array, v: Array, mask: Array) -> Array:
-  """alignment(u, v) + (uniformity(u) + uniformity(v)) / 2, for views on the unit sphere.
+  """Returns alignment(u, v) + (uniformity(u) + uniformity(v)) / 2, for views on the unit sphere.
 
   >>> ends = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
   >>> print(alignment_and_uniformity(ends, ends, jnp.array([True, True])))
@@ -101,10 +101,11 @@ def two_views(augment_fn: AugmentFn, keys: Array, x: Array) -> tuple[Array, Arra
 def contrastive_loss(
   apply: Apply, augment_fn: AugmentFn, params: Params, batch: Batch, keys: Array
 ) -> Array:
-  """`alignment_and_uniformity` of the embeddings apply(params, x) [B, D] of two views of x.
+  """Returns `alignment_and_uniformity` of the embeddings apply(params, x) [B, D] of two views.
 
   Args:
-    batch: images `batch.examples.x` [B, H, W, C]; labels are not read. keys: [B].
+    batch: images `batch.examples.x` [B, H, W, C]; labels are not read.
+    keys: [B], one typed key for each example.
 
   >>> from dpjax.types import Example
   >>> x = jnp.array([1.0, -1.0]).reshape(2, 1, 1, 1)
@@ -131,9 +132,9 @@ def contrastive(
 
   Args:
     apply: (params, x [B, H, W, C]) -> embeddings [B, D].
-    tx: optimizer, of the gradient of the loss of the batch.
+    tx: optimizer, which gets the gradient of the batch's loss.
     view_key: typed key from which every example of every step gets its two views.
-    ema_decay: keep an exponential average of the parameters.
+    ema_decay: decay of an exponential average of the parameters; None for no average.
 
   Returns:
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`. Nothing is
@@ -151,7 +152,7 @@ def contrastive(
   """
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
-  # Its state begins at the place of a private transform's state.
+  # `identity` stands in place of a private transform, so that the state is laid out as in `dp_sgd`.
   chain = optax.chain(optax.identity(), tx)
 
   def init(params: Params) -> TrainState:

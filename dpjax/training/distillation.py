@@ -241,7 +241,7 @@ def joint_distillation(
     of_teacher = teacher_loss(params["teacher"], example)
     return of_teacher + student_loss(params["student"], fixed, example)
 
-  # Labels by the top-level name, whatever a network's parameters look like.
+  # The top-level name alone chooses the optimizer, whatever a network's parameters look like.
   by_network = optax.partition(
     {"teacher": teacher_tx, "student": student_tx},
     {"teacher": "teacher", "student": "student"},
@@ -276,7 +276,7 @@ def check_public_key(public_key: Array, noise_key: Array, num_steps: int) -> Non
 def check_declared(
   update: Callable[..., Any], *arguments: Any, field: str, remedy: str
 ) -> None:
-  """Raises UserError if an update, to count as post-processing, reads more than its arguments.
+  """Raises UserError if an update reads more than its arguments, and so may not be post-processing.
 
   Args:
     update: the function; it is traced, not run.

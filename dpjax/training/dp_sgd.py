@@ -37,7 +37,7 @@ class StepInfo(NamedTuple):
 
 
 def _with_keys(examples: Any, keys: Array) -> Any:
-  """Returns examples with a key each: `example.key`, or of a dict `example["key"]`."""
+  """Returns examples with a key each: `example.key`, or `example["key"]` of a dict."""
   if isinstance(examples, Example):
     return examples._replace(key=keys)
   if not isinstance(examples, dict):
@@ -46,7 +46,7 @@ def _with_keys(examples: Any, keys: Array) -> Any:
       f"needs examples that are dpjax.types.Example or a dict, which get a key; got {kind}",
       field="example_key",
     )
-  # JAX sorts the names of a dict, and "key" comes beside them.
+  # JAX sorts the names of a dict, so all must be text, as "key" is.
   if not all(isinstance(name, str) for name in examples):
     raise UserError(
       'needs a dict whose names are text, beside which "key" can stand',
@@ -89,7 +89,7 @@ def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
 def _check_optional(
   *, ema_decay: float | None, example_key: Array | None, noise_key: Array
 ) -> None:
-  """Raises unless each optional argument is None or valid."""
+  """Raises UserError unless each optional argument is None or valid."""
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
   if example_key is not None:
@@ -129,30 +129,31 @@ def dp_sgd(
     plan: clip norm, noise and divisor; also yields the batches.
     tx: optimizer; it costs no privacy, as it gets only the privatised gradient. It gets no extra
       argument such as the mask, whose sum is a secret.
-    noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`, or a seed that no other
-      run has. Two runs with one key have the same noise, so the difference of their releases
+    noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`, or the key of a seed that no
+      other run has. Two runs with one key have the same noise, so the difference of their releases
       is exact.
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout), or `example["key"]` of a dict; None adds no key. It is
-      as secret as `noise_key`, and must be another key. One example that leaves shifts the others
-      to other keys; if these were known, it would change all gradients.
-    ema_decay: keep an exponential average of the parameters (post-processing: free). Refused
-      with a schedule-free optimizer of Optax, whose own average `eval_params` returns.
+      as secret as `noise_key`, and must be another key. An example that leaves shifts the others
+      to other keys. If these were known, all gradients would change visibly.
+    ema_decay: decay of an exponential average of the parameters (post-processing: free); None for
+      no average. Refused with a schedule-free optimizer of Optax, whose own average `eval_params`
+      returns.
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
-    mesh: devices of an axis "data", which share the examples of a batch, and of an axis
-      "model", where there is one, over which parameters, optimizer state and noise are split
+    mesh: devices. Those along the axis "data" share the examples of a batch. Over an axis "model",
+      if there is one, parameters, optimizer state and noise are split
       (`dpjax.gradients.device_mesh`). With several processes it must span all of them, and all
       pass the same arguments and batches. Noise, batches and event are as on one device.
 
   Returns:
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
     to be jitted by the caller; `step` may donate its state. A plan with slices > 1 takes
-    `plan.slices` calls for one step of the optimizer; `state.step` counts those. With a mesh,
+    `plan.slices` calls for one step of the optimizer; `state.step` counts such steps. With a mesh,
     place batches by `gradients.split_rows`, so that no device gets the whole batch.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
   example, for the steps and sampler of the plan. StepInfo is not private. A step beyond the
-  plan raises, and gives NaN under jit; `plan.spent(state)` gives the cost of the steps so far.
+  plan raises, or gives NaN under jit; `plan.spent(state)` gives the cost of the steps so far.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
@@ -174,7 +175,7 @@ def dp_sgd(
   padded_batch_size = sampling.rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
   mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
-  # A plan with scaling takes a loss that follows from the state, of every step anew.
+  # With scaling the loss depends on the state, so each step makes its own gradient function.
   grad_fn = clipped_grad(loss_fn) if plan.scaling is None else _of_no_scales
   # The optimizer gets no extra argument, such as the mask, whose sum is a secret.
   blind = optax.GradientTransformation(
@@ -222,8 +223,8 @@ def dp_sgd(
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
-    # In float32, also for types that JAX does not promote to it (float8). Only the result,
-    # after the noise, is rounded to the parameter's own type.
+    # The update is added in float32, also for types that JAX does not promote to it (float8). Only
+    # the result, after the noise, is rounded to the parameter's own type.
     wide = optax.apply_updates(jax.tree.map(trees.at_least_float32, state.params), updates)
     params = jax.tree.map(lambda new, old: new.astype(old.dtype), wide, state.params)
     done = slice_index == plan.slices - 1
@@ -274,7 +275,7 @@ def clip_scale(state: TrainState) -> float | None:
   """Returns the clip norm of the next step / `plan.l2_clip_norm`; None where it is
   constant.
 
-  Public, or an output of the mechanism: it may be logged and released.
+  It is public, or an output of the mechanism: it may be logged and released.
   """
   scale = transforms.clip_scale(_private_state(state))
   return None if scale is None else float(scale)

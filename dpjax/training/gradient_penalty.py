@@ -18,7 +18,7 @@ def gradient_penalty(
   """Returns (|gradient of the score| - 1)^2 at a random point between two examples.
 
   Use it within the critic's loss of `training.adversarial`, whose examples are pairs. The penalty
-  then reads one private example, as the rest of that loss. Clipping bounds the gradient of the
+  then reads one private example, as the rest of that loss does. Clipping bounds the gradient of the
   whole loss, so the penalty costs nothing and needs no bound of its own.
 
   Args:
@@ -61,8 +61,8 @@ def gradient_penalty(
   share = jax.random.uniform(key, (), real.dtype)
   between = share * real + (1 - share) * generated
   squared = jnp.sum(jnp.square(jax.grad(score)(between)))
-  # The root has an infinite slope at 0, where a dead critic is: 0 x infinity would be NaN, and a
-  # loss with NaN counts as no example.
+  # The root has an infinite slope at 0, the square of a dead critic. There 0 x infinity would be
+  # NaN, and an example whose gradient is NaN is dropped.
   flat = squared == 0
   norm = jnp.where(flat, 0.0, jnp.sqrt(jnp.where(flat, 1.0, squared)))
   return jnp.square(norm - 1)

@@ -44,7 +44,8 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
     pattern: shell pattern, such as "*/kernel", of paths such as "params/block_0/mlp_in/kernel".
     rank: r of A [K, r] and B [r, P], at most min(K, P) of every matrix [K, P].
     alpha: A B is multiplied by alpha / rank.
-    key: key of the initial A, normal of variance 1 / K. B starts at 0: the function is unchanged.
+    key: key of the initial A, truncated normal of variance 1 / K. B starts at 0: the function is
+      unchanged.
 
   Returns:
     (trainable, merge, apply). `merge(trainable)` is the tree of `params` with every matched W
@@ -163,7 +164,7 @@ def _check_adapters(adapters: Adapters, trainable: Adapters) -> None:
 
 def _merged(w: Any, pair: dict[str, jax.Array], scale: float) -> jax.Array:
   """Returns W + scale A B: [K, P], in the dtype of W."""
-  # In full precision, also where an accelerator multiplies in fewer bits by default.
+  # Multiplied in full precision: accelerators use fewer bits by default.
   low_rank = jnp.matmul(pair["a"], pair["b"], precision=lax.Precision.HIGHEST)
   w = jnp.asarray(w)
   return (trees.at_least_float32(w) + scale * low_rank).astype(w.dtype)

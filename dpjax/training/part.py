@@ -13,7 +13,7 @@ from dpjax.training import schedule_free
 from dpjax.types import Example, LossFn, Params, Updates
 from dpjax.validate import UserError
 
-# Names of parameters that an error lists.
+# Number of parameter names that an error lists.
 _SHOWN = 8
 
 
@@ -23,14 +23,14 @@ def of_part(
   """Returns (loss, optimizer) in which parameters that are not `trained` have no gradient,
   and do not move.
 
-  The optimizer state is that of `tx`, so any step may switch between these and `loss_fn` with
-  `tx`. With `dp_sgd` both are steps of one plan. Examples are clipped by the gradient of the
-  trained parameters alone. Noise on the others is drawn as usual and discarded, at no cost.
+  The optimizer state is that of `tx`, so any step may switch between this pair and `loss_fn` with
+  `tx`. With `dp_sgd` both kinds of steps belong to one plan. Examples are clipped by the gradient
+  of the trained parameters alone. Noise on the others is drawn as usual and discarded, at no cost.
 
   Args:
     trained: (parameter's name, such as params/head/kernel) -> whether it is trained; the names
-      are those of `trees.named_leaves`. Those of an nnx state have no "params/" in front, and
-      "/value" behind.
+      are those of `trees.named_leaves`. Names of an nnx state have no "params/" in front, and end
+      in "/value".
 
   Raises:
     UserError: no parameter is trained; then nothing would learn, and the budget would be spent.
@@ -57,13 +57,13 @@ def of_part(
     return loss_fn(but(params, jax.lax.stop_gradient), example)
 
   def update(updates: Updates, state: optax.OptState, params: Params | None = None):
-    # Its average is over points of all parameters, also of those that must not move here.
+    # A schedule-free optimizer averages all parameters, also those that must not move here.
     if schedule_free.states(state):
       raise UserError(
         "must not be schedule-free, which averages all parameters", field="tx"
       )
-    # Before the optimizer for its state, and after it for what it adds itself (weight
-    # decay).
+    # Updates are zeroed before the optimizer, for its state, and again after it, since it may add
+    # its own (weight decay).
     moved, state = tx.update(but(updates, jnp.zeros_like), state, params)
     return but(moved, jnp.zeros_like), state
 

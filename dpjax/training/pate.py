@@ -1,8 +1,8 @@
 """PATE around the votes: disjoint parts, teachers on them, and a student on public examples.
 
 The private records reach a teacher only through `parts_by_content` or `parts_by_place`, and a
-student only through the labels that `dpjax.mechanisms.GNMax` publishes. Everything else here
-reads public examples, and costs nothing.
+student only through the labels that `dpjax.mechanisms.GNMax` publishes. `public_graph`,
+`spread_labels` and `student_weights` read such labels and public examples alone, and cost nothing.
 
 Source: Papernot et al. 2017, arXiv:1610.05755, and 2018, arXiv:1802.08908. Teachers here are
 ridge regressions in closed form, and the student spreads labels over a graph (Zhou et al. 2004,
@@ -25,11 +25,11 @@ from dpjax import validate
 from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
-# Public: two data sets that differ in one record use the same map from records to parts.
+# Public and fixed, so that two data sets that differ in one record are divided by the same hash.
 _SALT = b"dpjax parts"
-# Rows of a similarity matrix at a time.
+# Number of rows of a similarity matrix that are computed at a time.
 _ROWS = 1000
-# Columns beyond the components that are kept, and passes, of the randomised decomposition
+# Columns beyond the components that are kept, and number of passes, of the randomised decomposition
 # (Halko, Martinsson and Tropp 2011, arXiv:0909.4061).
 _OVERSAMPLED = 30
 _PASSES = 2
@@ -120,13 +120,14 @@ def ridge_votes(
 
   Args:
     queries: public examples [m, d].
-    penalty: of the squared weights, in mean squared lengths of a part's examples.
+    penalty: factor of the squared weights, in mean squared lengths of a part's examples.
   """
 
   def teacher(x: Any, y: Any, mask: Any) -> jax.Array:
     gram = x @ x.T
     count = jnp.maximum(mask.sum(), 1.0)
-    # Padding has zero rows. Its own diagonal keeps the system solvable and moves nothing.
+    # Rows of padding are zero. The ridge on their diagonal keeps the system solvable, and does not
+    # change the teacher.
     ridge = penalty * jnp.trace(gram) / count + 1e-6
     targets = (jax.nn.one_hot(y, num_classes) - 1 / num_classes) * mask[:, None]
     dual = jnp.linalg.solve(gram + ridge * jnp.eye(len(gram)), targets)
@@ -169,8 +170,9 @@ def public_graph(
   Args:
     pool: [n, ...], public.
     others: [m, ...], public; they influence neither the graph nor the components.
-    num_components: of the graph; fewer if the pool is smaller.
-    num_student_components: of the student's inputs.
+    num_components: number of components of the graph; fewer if the pool is smaller.
+    num_student_components: number of components of the student's inputs.
+    num_neighbors: number of near neighbours that each example has.
   """
   validate.integer_at_least(
     1,
@@ -222,7 +224,8 @@ def _on_sphere(rows: np.ndarray) -> np.ndarray:
 
 
 def _neighbors(rows: np.ndarray, count: int) -> sparse.csr_matrix:
-  """Returns D^-1/2 W D^-1/2, W the symmetric similarities of `count` nearest neighbours."""
+  """Returns D^-1/2 W D^-1/2: W holds symmetric similarities of `count` nearest neighbours, D the
+  sums of its rows."""
   size = len(rows)
   columns = np.empty((size, count), np.int64)
   weights = np.empty((size, count), np.float64)
@@ -255,9 +258,9 @@ def spread_labels(
   a neighbourhood can outvote a wrong one.
 
   Args:
-    labels: [n] of the pool; below 0 where there is none.
-    reach: in (0, 1): weight of the neighbours in each turn.
-    num_turns: turns of the iteration.
+    labels: [n], labels of the pool; below 0 for an example without one.
+    reach: weight of the neighbours in each turn, in (0, 1).
+    num_turns: number of turns of the iteration.
   """
   labels = np.asarray(labels)
   known = np.flatnonzero(labels >= 0)
@@ -287,7 +290,7 @@ def student_weights(
 
   Args:
     labels: [n] in [0, num_classes), as `spread_labels` returns them.
-    penalty: of the squared weights.
+    penalty: factor of the squared weights.
   """
   first = _ridge(graph, np.asarray(labels), num_classes, penalty)
   scores = np.maximum(graph.pool @ first, 0.0)

@@ -31,15 +31,15 @@ def check(opt_state: optax.OptState, params: Params, ema_decay: float | None) ->
   """Raises UserError if the average of a schedule-free optimizer would be wrong or unused.
 
   Args:
-    opt_state: of any optimizer, at its start.
-    params: of the same training.
-    ema_decay: of a second average, or None.
+    opt_state: first state of any optimizer.
+    params: parameters of the same training.
+    ema_decay: decay of a second average, or None.
   """
   free = states(opt_state)
   if not free:
     return
   if ema_decay is not None:
-    # It would average the points y, at which nobody evaluates.
+    # That average would be of the points y, at which nobody evaluates.
     raise UserError(
       "must be None with a schedule-free optimizer, which averages the parameters itself",
       field="ema_decay",
@@ -60,7 +60,7 @@ def check(opt_state: optax.OptState, params: Params, ema_decay: float | None) ->
       field="params",
     )
   beta = free[0].b1
-  # Under jit its value is unknown. It is checked where the state is made outside of jit.
+  # Under jit the value of b1 is unknown. It is checked where the state is made outside of jit.
   if isinstance(beta, core.Tracer):
     return
   if not 0 < beta <= 1:

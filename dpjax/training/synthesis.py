@@ -1,8 +1,8 @@
 """Synthetic images from one noisy embedding: features, a generator, and its training.
 
 DP-MERF (Harder, Adamczewski and Park 2021, arXiv:2002.11603) sums unit-norm features of all
-records, class by class, adds Gaussian noise once, and trains a generator until the mean features of
-its images are those of the release. The features here are public functions of one record alone:
+records, class by class, and adds Gaussian noise once. It trains a generator until the mean features
+of its images are those of the release. The features here are public functions of one record alone:
 
 | part       | features of an image x                               | kernel                       |
 | ---------- | ---------------------------------------------------- | ---------------------------- |
@@ -36,18 +36,20 @@ from dpjax.types import Params
 from dpjax.validate import UserError
 
 PARTS = ("fourier", "moments")
-# Pixels and frequencies are whole multiples of these, so that float64 holds their products exactly.
+# Pixels are whole multiples of 2^-12 and frequencies of 2^-24, so that float64 holds their products
+# exactly.
 _PIXEL_BITS = 12
 _FREQUENCY_BITS = 24
-# Share of the entry 1 in u, relative to an image of ones.
+# Size of the entry 1 of u, relative to the length of an image of ones.
 _CONSTANT = 0.2
-# Examples at a time: their features stay in the processor's cache.
+# Number of images whose features are computed at a time: they stay in the processor's cache.
 _CHUNK = 64
 # A class whose noisy count is below this many standard deviations of the noise counts as empty.
 _EMPTY = 4.0
 _MOST_PIXELS = 2**12
-# Largest random frequency, and largest sum of those of all pixels. In units of their last bits
-# such a sum is 2^(17 + 12 + 24) = 2^53 at most: float64 then adds products in any order exactly.
+# Largest random frequency, and largest sum of the frequencies of all pixels. A pixel times a
+# frequency is a whole multiple of 2^-(12 + 24). The products of one image sum to at most 2^17,
+# which is 2^53 of these units, so float64 adds them exactly in any order.
 _MOST_FREQUENCY = 2.0**8
 _MOST_FREQUENCIES = 2.0 ** (53 - _PIXEL_BITS - _FREQUENCY_BITS)
 # Least second moment that the metric of the generator's loss resolves.
@@ -59,15 +61,15 @@ class Embedding:
   """Public features of an image: every image gets a vector of norm 1.
 
   Args:
-    shape: of an image, (H, W, C), with pixels in [0, 1]; others are clipped.
-    num_frequencies: of the part `fourier`; 0 leaves it out.
-    length_scale: l of its Gaussian kernel, in the distance of two images.
-    side: low frequencies of each axis in the part `moments`; 0 leaves it out.
+    shape: shape (H, W, C) of an image. Pixels are clipped to [0, 1].
+    num_frequencies: number of frequencies of the part `fourier`; 0 leaves it out.
+    length_scale: l of the Gaussian kernel of `fourier`, in units of the distance of two images.
+    side: number of low frequencies of each axis in the part `moments`; 0 leaves it out.
     moments_share: share of the squared norm for `moments`, beside `fourier`.
     count_share: share of the squared norm for the number of records.
-    seed: public; of the random frequencies.
+    seed: public seed of the random frequencies.
 
-  Guarantee: each row follows from its image alone, bit by bit, whatever other images there are.
+  Guarantee: each row follows from its image alone, bit for bit, whatever other images there are.
 
   >>> embedding = Embedding((4, 4, 1), num_frequencies=3, length_scale=1.0, side=2)
   >>> rows = embedding.rows(np.ones((2, 4, 4, 1)))
@@ -124,7 +126,7 @@ class Embedding:
     count = (math.prod(self.shape), self.num_frequencies)
     drawn = np.random.Generator(np.random.Philox(self.seed)).standard_normal(count)
     most = min(_MOST_FREQUENCY, _MOST_FREQUENCIES / count[0])
-    # On their grid, so that the rounding below does not exceed it.
+    # The limit is on the grid of frequencies, so that the rounding below does not exceed it.
     most = math.floor(most * 2.0**_FREQUENCY_BITS) * 2.0**-_FREQUENCY_BITS
     drawn = np.clip(drawn / self.length_scale, -most, most)
     return np.round(drawn * 2.0**_FREQUENCY_BITS) * 2.0**-_FREQUENCY_BITS
@@ -156,8 +158,8 @@ class Embedding:
     images = np.asarray(images, np.float64).reshape(len(images), math.prod(self.shape))
     sound = np.isfinite(images).all(axis=1)
     clipped = np.clip(np.where(sound[:, None], images, 0.0), 0.0, 1.0)
-    # Whole numbers: their products with frequencies are exact, so that a row's last bit does not
-    # follow from its place in the batch.
+    # Pixels on a grid: their products with frequencies are exact, so that a row's last bit does not
+    # depend on its place in the batch.
     pixels = np.round(clipped * 2.0**_PIXEL_BITS) * 2.0**-_PIXEL_BITS
     out = np.empty((len(images), self.width))
     out[:, 0] = self.weights["count"]
@@ -198,7 +200,7 @@ class Embedding:
 
     Args:
       sums: [K, width], a release of `mechanisms.ClassSums`.
-      std: of the noise on each entry.
+      std: standard deviation of the noise on each entry.
     """
     counts = sums[:, 0] / self.weights["count"]
     present = counts > _EMPTY * std / self.weights["count"]
@@ -268,7 +270,7 @@ class Generator(nn.Module):
     embedding = Embedding(self.shape, num_frequencies=0, side=self.side)
     basis = jnp.asarray(embedding.low_frequencies, jnp.float32)
     classes = jax.nn.one_hot(labels, self.num_classes)
-    # A first layer of its own for each class: classes differ in shape, not in a shift alone.
+    # Each class scales the units of the first layer: classes differ in shape, not in a shift alone.
     h = nn.Dense(self.hidden)(jnp.concatenate([z, classes], axis=1))
     h = h * (1 + nn.Dense(self.hidden, use_bias=False)(classes))
     h = nn.relu(h)
@@ -345,7 +347,7 @@ class Synthesis:
       scale = weights["fourier"] / math.sqrt(embedding.num_frequencies)
       waves = scale * jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=1)
       mean = waves.reshape(by_class).mean(axis=1)
-      # Each row has the squared norm of its weight, which is all that a pair with itself adds.
+      # A row's squared norm is the square of its weight. A pair of it with itself adds no more.
       alone = weights["fourier"] ** 2 / (self.per_class - 1)
       squares = unbiased * jnp.square(mean).sum(axis=1) - alone
       total += jnp.sum(present * (squares - 2 * (mean * targets.fourier).sum(axis=1)))
@@ -354,10 +356,10 @@ class Synthesis:
       constant = jnp.full((len(low), 1), _CONSTANT * math.sqrt(pixels.shape[1]))
       joined = jnp.concatenate([constant, low], axis=1)
       unit = joined / jnp.linalg.norm(joined, axis=1, keepdims=True)
-      # In the metric of the release itself: directions in which images vary little count, too.
+      # The metric makes directions in which images vary little count, too.
       unit = (unit @ targets.metric).reshape(by_class)
       mean = jnp.einsum("cbi,cbj->cij", unit, unit) / self.per_class
-      # Pairs of different images alone: the squared mean of few images is too large.
+      # Only pairs of different images count: the squared mean of few images is too large.
       each = jnp.square(jnp.square(unit).sum(axis=2)).mean(axis=1) / self.per_class
       squares = unbiased * (jnp.square(mean).sum(axis=(1, 2)) - each)
       cross = (mean * targets.matrices).sum(axis=(1, 2))
@@ -365,7 +367,8 @@ class Synthesis:
     return total
 
   def update_fn(self) -> Callable[..., tuple[Params, Any, jax.Array]]:
-    """Returns (params, optimizer state, keys [n], targets) -> the same after n updates."""
+    """Returns (params, optimizer state, keys [n], targets) -> (params, optimizer state, mean loss),
+    a function that makes n updates."""
     optimizer = self.optimizer
 
     @jax.jit

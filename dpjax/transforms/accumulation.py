@@ -47,8 +47,8 @@ def accumulate(
     tx: the WHOLE chain, `optax.chain(clip_and_noise(...), optimizer)`: noise, division and the
       optimizer's update happen once per step.
     every: number of slices of a step.
-    l2_clip_norm: that of the private transform inside `tx`.
-    padded_batch_size: rows of each slice, to refuse other sizes; None: any size.
+    l2_clip_norm: clip norm of the private transform inside `tx`.
+    padded_batch_size: number of rows that each slice must have; None: any number.
 
   Returns:
     A transform that takes `per_example_grads` with `mask=`, or a ClippedSum, of one slice. Its

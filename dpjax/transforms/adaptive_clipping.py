@@ -8,7 +8,7 @@ Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"
 (arXiv:1905.03871), algorithm 1. At step t the noisy share of examples with norm <= C_t
 moves C_{t+1} = C_t exp(-learning_rate (share - target_quantile)).
 
-What each example adds, and what is accounted for it:
+What each example adds, and what is accounted for it. C is the first norm, and s_t = C_t / C:
 
 | query            | one example's term           | norm at most | noise          |
 | ---------------- | ---------------------------- | ------------ | -------------- |
@@ -21,9 +21,9 @@ paper). That ONE Gaussian mechanism is the step's event. Under replace_one both 
 and so does the vector: the accountant's usual conversion covers it. Under replace_special
 the empty record adds nothing to either query, as padding does.
 
-Norms are compared with the same C_t that clips, and the noise is scaled by it. The count is divided
-by the public expected batch size. C_t is a function of private outputs: it may be logged and
-released.
+Norms are compared with the same C_t that clips. The noise of the sum is proportional to it. The
+count is divided by the public expected batch size. C_t is a function of private outputs: it may be
+logged and released.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class AdaptingClip(gradients.Flat):
     raise NotImplementedError
 
   def query_unit(self, std: float, normalize_by: float) -> float:
-    """Returns the factor that scales the query so that noise of `std`, that of the sum, is right.
+    """Returns the factor by which the query is multiplied, so that noise of `std` is right for it.
+
+    `std` is the standard deviation of the noise on the sum.
 
     Sum and scaled query then get one draw of noise: they are one Gaussian mechanism.
     """
@@ -118,7 +120,7 @@ class AdaptiveClipping(AdaptingClip):
     learning_rate: learning rate of the geometric update; 0 keeps the norm.
     count_noise_std: std of the noise on the count, in examples; None for 1/20 of the expected
       batch size, as in the paper.
-    expected_batch_size: public; None for the plan's `normalize_by`.
+    expected_batch_size: public number by which the count is divided; None for `normalize_by`.
     min_factor, max_factor: the clip norm stays within these multiples of the first one.
 
   >>> round(AdaptiveClipping(count_noise_std=1.0).combined_noise_multiplier(2.0, 100), 4)

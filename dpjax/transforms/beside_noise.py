@@ -27,7 +27,7 @@ from dpjax.noise import NoiseState
 from dpjax.noise.correlated import CorrelatedNoiseState
 from dpjax.types import ArrayTree
 
-# Odd numbers with well-mixed bits: multiplying by one is a bijection modulo 2^32.
+# Odd numbers with well-mixed bits. Multiplication by an odd number is a bijection modulo 2^32.
 _ODD = 0x9E3779B1
 _FIRST = 0x85EBCA6B
 _SECOND = 0xC2B2AE35
@@ -72,7 +72,7 @@ def digest(numbers: ArrayTree) -> jax.Array:
     total = jnp.uint32(_ODD)
     for number, leaf in enumerate(leaves):
       if leaf.dtype.itemsize != 4:
-        # Such numbers in a state were cast from outside; any digest will be wrong.
+        # A state's own numbers have 4 bytes. Others were cast from outside: any digest is wrong.
         leaf = leaf.astype(jnp.float32)
       if jnp.issubdtype(leaf.dtype, jnp.floating):
         # NaN has many bit patterns; all are digested as one.
@@ -107,7 +107,7 @@ def _places(shape: tuple[int, ...]) -> jax.Array:
 def turned(state: Any) -> Any:
   """Adds the digest of a state's numbers to the checksum of its noise; a second call removes it.
 
-  If the numbers have changed in between, the checksum is then wrong, and the noise refuses it.
+  If the numbers change between the two calls, the checksum is wrong, and the noise refuses it.
   """
   return state._replace(inner=marked(state.inner, digest(state.beside_noise())))
 

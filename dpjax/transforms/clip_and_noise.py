@@ -30,7 +30,7 @@ def checked_clip(
   validate.positive(normalize_by=normalize_by)
   trees.check_key(key=key)
   if noise_multiplier:
-    # The product is the noise that is drawn, so it must not round to 0 or infinity.
+    # The product is the standard deviation of the noise, so it must not round to 0 or infinity.
     validate.positive(noise_std=noise_multiplier * clip.l2_bound)
   return clip
 
@@ -65,8 +65,8 @@ def clip_and_noise(
     noise_shape: only its `shares` may be set, a tree like the clip norms: each group's share of the
       privacy budget. Group g then gets noise of standard deviation z C_g / sqrt(share_g), with
       shares scaled to sum 1, at the same z for the accountant (see `transforms/group_noise.py`).
-    num_steps: updates that were accounted for; a later one raises, or is NaN under jit. None for
-      no limit. `dpjax.Plan` gives its own.
+    num_steps: number of updates that were accounted for; a later one raises, or is NaN under jit.
+      None for no limit. `dpjax.Plan` gives its own.
 
   A group whose bound is 0 is frozen: its update is exactly 0.
 

@@ -123,7 +123,7 @@ def with_clip_schedule(
   def update_fn(updates, state, params=None, **extra_args):
     # If the scale was changed from outside, the checksum is now wrong, and `tx` refuses it.
     state = beside_noise.turned(state)
-    # Divided by the scale, clipped and noised as usual, then multiplied again.
+    # Gradients are divided by the scale. What `tx` makes of them is multiplied by it.
     scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
     after = beside_noise.turned(state_at(inner, state.steps + 1))

@@ -93,9 +93,9 @@ def check_start(params: Any) -> None:
 def is_placeholder(params: Any) -> bool:
   """Whether `params` is the placeholder with which `optax.tree_map_params` calls init.
 
-  Optax so finds the parts of a state that are shaped like the parameters, for example to reset
-  Adam's moments. Init then hides sums of gradients and earlier noise, so that these stay as they
-  are.
+  That is how Optax finds the parts of a state that are shaped like the parameters, for example to
+  reset Adam's moments. Init then hides sums of gradients and earlier noise, so that these stay as
+  they are.
   """
   return type(params).__name__ == "_ParamsPlaceholder"
 
@@ -141,8 +141,8 @@ def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
 
 
 def check_updates(updates: PerExampleGrads | ClippedSum, params: Params | None) -> Updates:
-  """Returns the arrays of the gradients. Raises UserError unless they, and `params` if given,
-  are real floating point."""
+  """Returns the arrays of the gradients. Raises UserError unless they, and `params` if given, are
+  whole trees of real floating point, and there is at least one array."""
   tree = gradients_of(updates)
   gradients.check_real(updates=tree)
   if params is not None:

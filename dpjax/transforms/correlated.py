@@ -32,22 +32,24 @@ def clip_and_correlated_noise(
   noise_shape: NoiseShape,
   num_steps: int,
 ) -> optax.GradientTransformationExtraArgs:
-  """Returns `clip_and_noise` with noise C^{-1} z in place of z; with an Optax optimizer after it,
-  that is DP-FTRL (Kairouz et al. 2021; the matrix mechanism of Denisov et al. 2022).
+  """Returns `clip_and_noise` with noise C^{-1} z in place of z.
 
-  `init` needs the parameters: the state holds as many copies of them as the correlation has
-  `buffers`, or none if it draws earlier noise again (`noise.correlated.InverseBanded`).
+  With an Optax optimizer after it, that is DP-FTRL (Kairouz et al. 2021; the matrix mechanism of
+  Denisov et al. 2022). `init` needs the parameters, since the state holds copies of them: as many
+  as the correlation has `buffers`, or none if it draws earlier noise again
+  (`noise.correlated.InverseBanded`).
 
   Args:
     l2_clip_norm, noise_multiplier, normalize_by, key: as for `clip_and_noise`. The white noise z on
-      the SUM has standard deviation noise_multiplier * l2_clip_norm. So has the noise of a step
-      once the noise of all earlier steps is known.
-    noise_shape: its correlation, and its schedule, fixed in advance.
-    num_steps: updates that were accounted for; a later one raises, or is NaN under jit.
+      the SUM has standard deviation noise_multiplier * l2_clip_norm. Given the noise of all earlier
+      steps, the noise of a step has that one, times the step's factor in the schedule.
+    noise_shape: shape with a correlation, a schedule, or both, fixed in advance.
+    num_steps: number of updates that were accounted for; a later one raises, or is NaN under jit.
 
-  Guarantee: the updates are post-processing of a Gaussian mechanism on C x, for any gradients and
-  masks. Its cost depends on how often, and how far apart, an example takes part. This transform
-  cannot see that: `dpjax.Plan` computes the cost from the sampler.
+  Guarantee: the updates are post-processing of a Gaussian mechanism on C x, where x are the clipped
+  sums of all steps, for any gradients and masks. Its cost depends on how often, and how far apart,
+  an example takes part. This transform cannot see that: `dpjax.Plan` computes the cost from the
+  sampler.
 
   Raises:
     UserError: as `clip_and_noise`; a schedule of another length; a step not accounted for.

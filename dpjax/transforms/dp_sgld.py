@@ -1,7 +1,8 @@
 """Private Langevin dynamics: the plan's privacy noise also serves as the sampler's noise.
 
 Stochastic gradient Langevin dynamics (Welling and Teh 2011) on the energy
-U(theta) = sum_i loss_i(theta) + (prior_precision / 2) |theta|^2 at temperature tau is
+U(theta) = sum_i loss_i(theta) + (prior_precision / 2) |theta|^2, with step size h at temperature
+tau, is
 
   theta <- theta - h grad U + sqrt(2 h tau) N(0, I).
 
@@ -10,11 +11,11 @@ its noise N(0, noise_std^2): that noise enters as h n noise_std N(0, I), so
 
   tau = h (n noise_std)^2 / 2,          noise_std = z C / L,
 
-and z = (L / (n C)) sqrt(2 tau / h), L the expected batch size. No other noise is added, so epsilon
-is the plan's, for every iterate ("one posterior sample", Wang, Fienberg and Smola 2015,
-arXiv:1502.07645, with the accountant of DP-SGD in place of their closed form; Li et al. 2019,
-arXiv:1712.09097). SGLD on UNCLIPPED gradients has no proof of privacy at any temperature, and is
-not offered.
+and z = (L / (n C)) sqrt(2 tau / h). Here z is the noise multiplier, C the clip norm and L the
+expected batch size. No other noise is added, so epsilon is the plan's, for every iterate ("one
+posterior sample", Wang, Fienberg and Smola 2015, arXiv:1502.07645, with the accountant of DP-SGD in
+place of their closed form; Li et al. 2019, arXiv:1712.09097). SGLD on UNCLIPPED gradients has no
+proof of privacy at any temperature, and is not offered.
 
 It is not claimed that the iterates follow the posterior: clipping changes the drift, and sampling
 batches adds variance.
@@ -94,9 +95,10 @@ def dp_sgld(
   Args:
     step_size: h, for the energy SUMMED over the examples: an SGD learning rate r on the mean loss
       is h = r / n. A schedule changes the temperature from step to step.
-    noise_std: noise of the private mean gradient, `plan.noise_std`; it must be > 0, because this
-      transform adds no noise of its own. `sgld_temperature` gives its temperature.
-    num_examples: n; public, as in the plan's guarantee.
+    noise_std: standard deviation of the noise on the mean gradient, `plan.noise_std`; it must be
+      > 0, because this transform adds no noise of its own. `sgld_temperature` says at which
+      temperature it samples.
+    num_examples: number n of examples; public, as in the plan's guarantee.
     prior_precision: precision of a N(0, 1 / prior_precision) prior on every parameter.
 
   >>> import jax.numpy as jnp

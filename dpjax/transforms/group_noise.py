@@ -6,8 +6,9 @@ example: its noise multiplier z satisfies z^-2 = sum_g (C_g / s_g)^2 exactly. A 
 share r_g of the budget 1 / z^2 gives s_g = z C_g / sqrt(r_g), sum r_g = 1. So z is the same for the
 accountant. Without shares every group gets s_g = z sqrt(sum C_g^2).
 
-Both use one draw of noise of standard deviation z C, C = sqrt(sum C_g^2): the groups are multiplied
-by w_g = sqrt(r_g) C / C_g before the noise is added, and divided by w_g after it.
+With and without shares there is one draw of noise of standard deviation z C, C = sqrt(sum C_g^2).
+The groups are multiplied by w_g before the noise is added, and divided by w_g after it. With shares
+w_g = sqrt(r_g) C / C_g, else w_g = 1.
 """
 
 from __future__ import annotations

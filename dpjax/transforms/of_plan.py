@@ -1,13 +1,14 @@
 """Binds a private transform to the plan that accounts for it.
 
-In a notebook two plans may exist at once. Then the noise of one plan could be accounted by the
-other. And a batch that is larger than any draw of a plan was not drawn by it. Both are refused:
+In a notebook two plans may exist at once. Then the noise of one plan could be accounted for by
+the other. And a batch that is larger than any draw of a plan was not drawn by it. Both are refused:
 
 | what is given                                     | what follows                        |
 | ------------------------------------------------- | ----------------------------------- |
 | the state of a plan with another noise, bound or  | `UserError`; NaN where it is traced |
 | sampling probability, to `update` or `spent`      |                                     |
-| the state of the same plan with other steps       | it goes on                          |
+| the state of the same plan with another number of | it is accepted, unless the sampler  |
+| steps                                             | bounds participation                |
 | more examples than the sampler ever draws         | `UserError`; NaN where it is traced, |
 |                                                   | in the state's own numbers, too     |
 """
@@ -89,7 +90,7 @@ def of_plan(
   Args:
     tx: the transform, with the plan's numbers.
     mark: hash of the plan by `mark_of`.
-    padded_batch_size: most rows of a draw of the plan.
+    padded_batch_size: largest number of rows in a draw of the plan.
   """
   # The type of `tx` does not include ClippedSum.
   inner: Any = tx

@@ -7,11 +7,12 @@ multiplied by s_t. So small coordinates get little noise, and large ones much.
 Guarantee, for ANY s_t that follows from earlier outputs of the transform and from public numbers:
 given these, x -> x / s_t is a fixed function of one example's gradient. The inner transform clips
 what it is given, so its sensitivity and its event do not change. The product with s_t is
-post-processing. Steps compose adaptively as before. No gradient is read here before it got noise.
+post-processing. Steps compose adaptively as before. s_t never follows from gradients without noise.
 
 Source: Ganesh, McMahan and Thakurta 2025, arXiv:2507.01129, algorithm 8. There s_t is
 sqrt(v) + eps; here it is divided by its root mean square, so that the clip norm keeps its meaning
-and the noise has the same total variance. On the digits its defaults do not help, at one clip norm.
+and the noise has the same total variance. On the digits, at one clip norm, scaling with the
+defaults does not help.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class CoordinateScaling:
-  """Scales coordinates by earlier private outputs, as a `Plan` and a config name it.
+  """Scaling of coordinates by earlier private outputs: the setting of a `Plan` or a config.
 
   Args:
     b2: decay of the moving average of squared outputs, in [1e-6, 0.999999].
@@ -206,10 +207,10 @@ def _scales(mean_squares: Any, floor: Any) -> Any:
   If an output was NaN, because its step was not accounted for, all s_t are NaN.
   """
   leaves = jax.tree.leaves(mean_squares)
-  # A float, since 2^31 coordinates or more are no int32.
+  # A float, since 2^31 coordinates or more do not fit in int32.
   count = float(sum(leaf.size for leaf in leaves))
   mean = sum(jnp.sum(leaf) for leaf in leaves) / count
-  # Before the first output, and after one of zeros or beyond floats, nothing is scaled.
+  # Nothing is scaled before the first output, after outputs of zero, or if squares overflow.
   is_known = (mean > 0) & jnp.isfinite(mean)
   relative = jax.tree.map(
     lambda v: jnp.where(is_known, jnp.sqrt(v / jnp.where(is_known, mean, 1.0)), 1.0),

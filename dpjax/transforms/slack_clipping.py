@@ -15,8 +15,9 @@ The whole is no longer than C. With the slack d = C - |g| in [0, C]:
 
 So g+ costs what clip(g) costs, under each relation and sampler: noise of z C on d + K coordinates
 is the Gaussian mechanism of noise multiplier z. Its first d coordinates are DP-SGD's own. The last
-ones, divided by L and the batch size, are the share of norms below C (k + 1) / K, averaged over a
-bin, the bin nearest to C first. The norm that follows from them is post-processing.
+K are divided by L and the batch size. Number k of them, from 0, is then the share of norms below r,
+averaged over r from C (K - k - 1) / K to C (K - k) / K. The bin nearest to C comes first. The norm
+that follows from them is post-processing.
 
 Here d is made 1e-5 C smaller, so that rounded norms cannot pass the bound.
 """
@@ -34,7 +35,8 @@ from dpjax import accounting, validate
 from dpjax.transforms.adaptive_clipping import AdaptingClip, check_factors, rows_that_count
 from dpjax.types import ClippedSum
 
-# Share of the clip norm that is more than rounding can change a float32 norm of 1e9 coordinates.
+# Share of the clip norm by which the slack is reduced. Rounding changes a float32 norm of 1e9
+# coordinates by less.
 _MARGIN = 1e-5
 # Two-sided 99 % quantile of a normal distribution, for equation 36.
 _CONFIDENT = 2.576
@@ -43,15 +45,15 @@ _MOST_SLOTS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class SlackClipping(AdaptingClip):
-  """Rule of a `Clip` whose norm follows the slack, by how much gradients are below the norm.
+  """Rule of a `Clip` whose norm follows the slack: how far gradients are below the norm.
 
   It costs as much as flat clipping at the same noise multiplier.
 
   Args:
-    num_slots: K, coordinates of the slack. `slots_for` is the paper's choice.
+    num_slots: number K of coordinates of the slack. `slots_for` is the paper's choice.
     learning_rate: eta of the geometric update.
     clipped_share: beta, the target share of norms above C while few norms are near zero.
-    expected_batch_size: public; None for the plan's `normalize_by`.
+    expected_batch_size: public number by which the slack is divided; None for `normalize_by`.
     min_factor, max_factor: the clip norm stays within these multiples of the first one.
 
   Raises:
@@ -78,7 +80,9 @@ class SlackClipping(AdaptingClip):
 
   @staticmethod
   def slots_for(batch_size: float, noise_multiplier: float) -> int:
-    """Returns the largest K at which the shares exceed their noise with 99 % (equation 36).
+    """Returns the largest K at which the shares exceed their noise with 99 % confidence.
+
+    This is equation 36 of the paper, limited to 1 to 4096.
 
     >>> SlackClipping.slots_for(256, 1.0)
     13
@@ -106,7 +110,7 @@ class SlackClipping(AdaptingClip):
   def moved(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
     width = clip.l2_bound / math.sqrt(self.num_slots)
     shares = noisy / width  # [K], the bin nearest to C first
-    # Equations 28 to 30. The second factor keeps the norm up while most gradients vanish.
+    # Equations 28 to 30. `near_zero` keeps the norm up while most gradients vanish.
     near_zero = jnp.clip(shares[-1] / (clip.l2_bound * scale), 0.0, 1.0)
     target = 1 - self.clipped_share * (1 - near_zero)
     step = jnp.exp(self.learning_rate * (target - shares[0]))

@@ -87,7 +87,7 @@ def check_together(
 ) -> None:
   """Raises UserError for the first pair of features in `APART` that these arguments combine.
 
-  It also raises for a sampler or noise shape of another type.
+  It also raises if `shape` is no `NoiseShape`, or `sampler` neither a `Sampler` nor None.
 
   >>> check_together(Clip(1.0, "automatic"), NoiseShape(schedule=(2.0, 1.0)))
   Traceback (most recent call last):

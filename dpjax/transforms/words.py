@@ -16,7 +16,8 @@ from dpjax.transforms.group_noise import group_stds
 if TYPE_CHECKING:
   from dpjax.transforms.scale_then_privatize import CoordinateScaling
 
-# For more steps C is not inverted to find the noise of single steps: the matrix is dense.
+# With more steps, the matrix C of correlated noise is not inverted to find the noise of single
+# steps: it is dense.
 _MAX_DENSE = 1024
 
 

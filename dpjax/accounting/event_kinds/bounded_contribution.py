@@ -15,9 +15,9 @@ from dpjax.accounting.proved import ZERO, Proved
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
-# Largest number of a user's records, if more than one is drawn on average: the accounting holds a
-# chance for each number in a batch. With a mean of at most 1, m records have a chance of at most
-# 1 / m!, so fewer than 171 numbers are held, however many records there are.
+# Largest number of a user's records, if more than one is drawn on average: the accounting holds
+# one chance for each number of them in a batch. With a mean of at most 1, m records have a chance
+# of at most 1 / m!, so fewer than 171 chances are held, however many records there are.
 _MOST_RECORDS = 256
 _MOST_AT_MEAN_ONE = 2**63 - 1
 
@@ -37,11 +37,11 @@ class BoundedContributionDpEvent(dpa.DpEvent):
 class BoundedContributionKind(EventKind[BoundedContributionDpEvent]):
   """Accounting of a user with up to k records, each drawn independently with probability q.
 
-  In the neighbour all of the user's records are empty. Given which are drawn, the sum moves by a
-  vector of norm at most C times their number. So the worst pair is a mixture of N(i C), with i from
-  Binomial(k, q), against N(0). It dominates every mixture with vectors no longer than these, in
-  both directions (Choquette-Choo et al. 2023, arXiv:2310.15526, section 4; for examples of users:
-  Charles et al. 2024, arXiv:2407.07737). It is exact if all k gradients point one way.
+  In the neighbour all of the user's records are empty. Given which records are drawn, the sum
+  moves by a vector of norm at most C times their number. So the worst pair is a mixture of N(i C),
+  with i from Binomial(k, q), against N(0). It dominates every mixture with vectors no longer than
+  these, in both directions (Choquette-Choo et al. 2023, arXiv:2310.15526, section 4; for examples
+  of users: Charles et al. 2024, arXiv:2407.07737). It is exact if all k gradients point one way.
   """
 
   name = "bounded_contribution"

@@ -80,10 +80,10 @@ def composed(step_event: DpEvent, num_steps: int) -> DpEvent:
 
 
 def unamplified(counts: Mapping[DpEvent, int]) -> DpEvent:
-  """Returns the event of `parts` without amplification, for kinds that can be unamplified.
+  """Returns the event of `counts` (part -> times), each part unamplified if its kind defines how.
 
-  For example, one Gaussian sum takes the place of a pass of random allocation. The true cost is no
-  less. With little noise the accountant's bound on it may still be smaller.
+  For example, one Gaussian sum takes the place of a pass of random allocation. The true cost of
+  the result is no less. With little noise the accountant's bound on it may still be smaller.
 
   >>> from dpjax.accounting import gaussian_event, parts, random_allocation_event
   >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))

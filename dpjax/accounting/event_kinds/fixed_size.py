@@ -23,7 +23,7 @@ from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.accounting.proved import ADD, REPLACE, Proved
 from dpjax.validate import UserError
 
-# Most records, so that their number fits 64 bits.
+# Largest number of records: it must fit 64 bits.
 _MOST_RECORDS = 2**63 - 1
 
 
@@ -73,8 +73,9 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
   (1 - q) N(0) + q N(x - j) with the record, and N(0) without it. Both x and j have norm C at most.
   As divergences are jointly convex, both directions are at most those of
   (1 - q) N(0) + q N(2 C) and N(0): the pair of Poisson sampling at twice the sensitivity. It is
-  exact where all others pull against the record. A joining record pushes another one out, so it
-  would be wrong to account a Poisson sample of the same noise (pitfall P14).
+  exact if all other gradients are opposite to that of the record, of norm C. A joining record
+  pushes another one out, so it would be wrong to account a Poisson sample of the same noise
+  (pitfall P14).
   """
 
   name = "sampled_without_replacement"

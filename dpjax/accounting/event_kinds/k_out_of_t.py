@@ -31,7 +31,8 @@ from dpjax.validate import UserError
 class KOutOfTDpEvent(dpa.DpEvent):
   """A pass of `num_steps` Gaussian sums, in which each record joins `num_selected` of them.
 
-  Its set is uniform, independent of the other records, secret, and drawn anew in each pass.
+  A record's set of sums is uniform, independent of other records, secret, and drawn anew in each
+  pass.
   """
 
   num_steps: int
@@ -99,7 +100,7 @@ def k_out_of_t_event(event: DpEvent, *, num_steps: int, num_selected: int) -> Dp
 
   Args:
     event: a Gaussian sum; its noise multiplier is std / l2_clip_norm.
-    num_steps: t, steps of a pass.
+    num_steps: t, number of steps of a pass.
     num_selected: k, from 1 to t; 1 returns `random_allocation_event`.
 
   Raises:

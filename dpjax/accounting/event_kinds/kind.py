@@ -58,7 +58,8 @@ class EventKind(Generic[Event]):
     scheme: name of the row of `dpjax.accounting.PROVED` that holds `proof`.
     proof: relations and accountants that have a proof.
     rdp_relation: relation for which dp_accounting is asked for the Renyi curve. Noise is already
-      relative to the sensitivity, so it matters only if the curve itself depends on the relation.
+      relative to the sensitivity, so the relation matters only if the curve itself depends on the
+      relation.
     selects: whether the event includes the choice between several runs.
     replaced_in_two: whether replacing a record is accounted as removing one and adding one.
     points_per_deviation: grid points per standard deviation of a step's privacy loss. A grid
@@ -159,7 +160,7 @@ class EventKind(Generic[Event]):
     raise NotImplementedError
 
   def mu_squared(self, part: Event) -> tuple[float, bool]:
-    """Returns mu^2 of Gaussian DP, by the central limit if it is not exact; whether it is exact."""
+    """Returns mu^2 of Gaussian DP, and whether it is exact; if not, the central limit gives it."""
     raise UserError(
       "the central limit is known here for Gaussian noise, unsampled or Poisson "
       "sampled; use accountant='pld' or 'rdp'",
@@ -212,7 +213,7 @@ def register(*kinds: EventKind[Any]) -> None:
 
   Raises:
     UserError: an object that is no `EventKind`; or a name, a class of events or a scheme of dpjax
-      itself, whose epsilon would then be printed as proved, although by your formula.
+      itself. Its epsilon would be printed as proved, although your formula gave it.
   """
   for kind in kinds:
     if not isinstance(kind, EventKind) or not hasattr(kind, "name"):
@@ -256,7 +257,7 @@ def kind_of(event: DpEvent) -> EventKind[Any]:
   """Returns the kind of an event.
 
   Raises:
-    UserError: of a class that is not in the table.
+    UserError: an event whose class is not in the table.
   """
   kind = _KIND_OF.get(type(event))
   if kind is None:
@@ -346,7 +347,7 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   counts = parts(event)
   gaussians = [part for part in counts if isinstance(part, dpa.GaussianDpEvent)]
   if gaussians:
-    # Exactly rounded. A run has one term for each noise level.
+    # fsum rounds only once. A run has one term for each noise level, maybe many.
     precision = math.fsum(counts.pop(part) / part.noise_multiplier**2 for part in gaussians)
     counts[dpa.GaussianDpEvent(precision**-0.5)] = 1
   return counts
@@ -426,7 +427,7 @@ def rdp_of(steps: Parts) -> np.ndarray:
 def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
   # The class is in the cache's key, since a user's event could compare equal to another class's.
   del cls
-  # If it rounded to zero or below, any number of steps would seem to cost nothing.
+  # If the divergence rounded to zero or below, any number of steps would seem to cost nothing.
   return np.maximum(kind_of(part).rdp(part), _RDP_ROUNDING)
 
 

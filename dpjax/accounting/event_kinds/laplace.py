@@ -40,7 +40,7 @@ class LaplaceKind(AdditiveNoiseKind[dpa.LaplaceDpEvent]):
 def sampled_laplace_pld(
   noise_multiplier: float, interval: float, *, sampling_prob: float
 ) -> pld_lib.PrivacyLossDistribution:
-  """Returns the privacy loss of a Laplace sum over a Poisson sample, on a grid of interval.
+  """Returns the privacy loss of a Laplace sum over a Poisson sample, on a grid of `interval`.
 
   With so little noise that e^(1 / noise_multiplier) overflows, the sum over all records takes its
   place. It costs no less.

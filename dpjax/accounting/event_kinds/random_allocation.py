@@ -30,8 +30,8 @@ _MOST_STEPS = 10**15
 class RandomAllocationDpEvent(dpa.DpEvent):
   """A pass of `num_steps` Gaussian sums, in which each record joins one sum.
 
-  Its step is drawn uniformly, independently of the other records, and kept secret. Fewer steps
-  of a pass cost no more than all. The next pass draws anew.
+  A record's step is drawn uniformly, independently of the other records, and kept secret. Fewer
+  steps of a pass cost no more than all. The next pass draws anew.
   """
 
   num_steps: int
@@ -63,7 +63,7 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
     # A pass is the mixture, over the record's step, of one Gaussian sum.
     return dpa.GaussianDpEvent(part.noise_multiplier)
 
-  # Imported here, since every run imports this module, and few runs account for a pass.
+  # The next two import their module when called, since few runs account for a pass.
   def rdp(self, part: RandomAllocationDpEvent) -> np.ndarray:
     from dpjax.accounting.allocation_rdp import allocation_rdp
 

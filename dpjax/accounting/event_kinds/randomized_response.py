@@ -28,7 +28,7 @@ class RandomizedResponseKind(EventKind[dpa.RandomizedResponseDpEvent]):
   event = dpa.RandomizedResponseDpEvent
   fields = ("noise_parameter", "num_buckets")
   proof = Proved(RELATIONS)
-  # dp_accounting analyses it for a replaced record, by which it is defined.
+  # Its definition compares two values of one record, so dp_accounting analyses it for replacement.
   rdp_relation = "REPLACE_ONE"
   # A response has only two or three losses, which a coarser grid would round too much.
   points_per_deviation = 4000

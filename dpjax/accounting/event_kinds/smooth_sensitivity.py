@@ -33,7 +33,7 @@ class SmoothSensitivityKind(EventKind[SmoothSensitivityDpEvent]):
     return {f"smooth sensitivity ({word})": Proved((word,), ("rdp",)) for word in RELATIONS}
 
   def row_of(self, part: SmoothSensitivityDpEvent) -> tuple[str, Proved]:
-    # A smooth sensitivity under one relation says nothing about another, so none is converted.
+    # A smooth sensitivity under one relation says nothing about another, so no event is converted.
     scheme = f"smooth sensitivity ({part.neighboring_relation})"
     return scheme, self.rows()[scheme]
 

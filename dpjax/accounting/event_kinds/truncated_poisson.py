@@ -25,17 +25,18 @@ _LEAST_PROB = 1e-200
 
 
 class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
-  """A Poisson draw of n records at rate q, cut to B at random, one record x or zeroed.
+  """A Poisson draw of n records at rate q, cut to B at random. One record is x, or is zeroed.
 
-  Let K ~ Bin(n - 1, q) be how many OTHERS are drawn. K < B: nothing is cut, with or without
-  x, and the pair is that of Poisson sampling. K >= B: let T be a uniform B-subset of the
-  others drawn, y uniform in T. x is kept with p = q E[B / (K + 1) | K >= B], then in the
+  Let K ~ Bin(n - 1, q) be how many OTHERS are drawn. If K < B, nothing is cut, with or without x,
+  and the pair is that of Poisson sampling. If K >= B, let T be a uniform B-subset of the others
+  drawn, and y uniform in T. Then x is kept with probability p = q E[B / (K + 1) | K >= B], in the
   place of y. Given (T, y) both neighbours are (1 - p) N(0) + p N(u), with ||u|| <= 2 C, and
   (1 - p) N(0) + p N(v), with ||v|| <= C and ||u - v|| <= C. By advanced joint convexity
   (Balle, Barthe, Gaboardi 2018, theorem 2) their hockey-stick divergence is, in both
   directions and at every order >= 1, at most p times that of two Gaussians 2 C apart, hence
-  at most that of (1 - p) N(0) + p N(2 C) and (1 - p) N(0) + p N(-2 C). Whether K >= B is
-  revealed: the two pairs are mixed. dp_accounting builds the same (arXiv:2508.15089).
+  at most that of (1 - p) N(0) + p N(2 C) and (1 - p) N(0) + p N(-2 C). The
+  accounting reveals whether K >= B, so it mixes the two pairs. dp_accounting builds the same
+  (arXiv:2508.15089).
   """
 
   name = "truncated_poisson"
@@ -89,7 +90,7 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
     return amplified(kind_of(noise).largest_loss(noise), part.sampling_probability)
 
   def zcdp(self, part: dpa.TruncatedSubsampledGaussianDpEvent) -> float:
-    # The draw does not look at the record, and a zeroed one keeps its place in it.
+    # The draw does not look at the record, and a zeroed record keeps its place in the draw.
     noise = _noise_of(part)
     return kind_of(noise).zcdp(noise)
 

@@ -1,7 +1,8 @@
 """Distinguishing games: every guarantee of the library, attacked on its worst neighbours.
 
 `registry` finds what there is to attack and which games do it; `game.play` plays one. The
-tests play all of them in a minute, `python -m launch.audit --all` for as long as you like.
+tests play all of them in a minute. `python -m launch.audit --all` plays them for as long as you
+like.
 """
 
 from typing import TYPE_CHECKING

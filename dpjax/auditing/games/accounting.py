@@ -79,11 +79,11 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
       rng = np.random.default_rng(2 * seed + world)
       draw = functools.partial(accounting.tuning.draw_trials, rng, mean_trials=_TRIALS)
       trials = np.array([draw(shape=shape) for _ in range(n)])
-      # Key counts come in few shapes, so that few programs are compiled.
+      # The number of keys is rounded up to a power of 2, so that few programs are compiled.
       total = int(trials.sum())
       keys = _keys(world, seed, 1 << max(0, total - 1).bit_length())
       answers = _answers(mechanism, keys, values[world])[:total]
-      # Zero runs release nothing.
+      # A draw of zero trials releases nothing: NaN.
       best = np.full((n, answers.shape[1]), np.nan)
       starts = np.cumsum(trials) - trials
       for place in np.flatnonzero(trials):

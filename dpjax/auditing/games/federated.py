@@ -49,11 +49,11 @@ _Z = 1.5
 _CLIP = 0.5
 _SIZE = 2.0
 _FAR = 1e6
-# Draws of a call where each runs as ordinary Python. Other draws run together.
+# Number of first draws of a call that run one by one, as ordinary Python. Others run together.
 _ONE_BY_ONE = 16
-# Tolerance between the two, relative to the largest number.
+# Tolerance between a draw alone and the same draw among others, relative to the largest number.
 _ROUNDING = 1e-4
-# From this many parameters on, the norm of the noise itself shows.
+# A leaf of at least this many numbers is shown by the spread of its noise (`_shown`).
 _MANY = 64
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
@@ -94,7 +94,7 @@ _ALONE = {"nobody, one client": ([], [_FAR])}
 
 def _with_keys(state: federated.FederatedState, key: Any) -> federated.FederatedState:
   """Returns the state with noise keys of one draw; no two keys are equal."""
-  # No state holds more than eight.
+  # No state holds more than eight keys.
   places = iter(range(8))
 
   def fresh(leaf: Any) -> Any:
@@ -124,7 +124,7 @@ class _Choices:
 
   @classmethod
   def like(cls, states: Any) -> _Choices:
-    """Returns the same rows for clients whose draws may now differ."""
+    """Returns the same client states, which may now differ from draw to draw."""
     return cls(jax.tree.map(jnp.asarray, states.all()), states.num_clients)
 
   def rows(self, ids: Any) -> Any:
@@ -146,8 +146,8 @@ def _seen(tree: Any) -> Any:
 
 
 def _draws_at_once(choices: bool = False) -> MapClients:
-  """`vmap_clients` for rounds under a `vmap` over noise keys, with the program of one
-  block.
+  """Returns an execution like `vmap_clients`, for rounds under a `vmap` over noise keys. It has the
+  program of one block.
 
   An execution fetches diagnostics and client states. In the first round they are known while
   tracing, since noise comes after them. In the last round nobody sees them. So zeros may replace
@@ -199,14 +199,14 @@ def _game(
   leaves: bool = False,
   choices: bool = False,
 ) -> Game:
-  """Plays `ROUNDS` rounds of the algorithm from `build`, with one noisy sum in each.
+  """Returns the game of `ROUNDS` rounds of the algorithm from `build`, with one noisy sum in each.
 
   Args:
     at_once: the same algorithm for many draws at once, if `build` makes one that draws one by one.
       Then the first draws are also made one by one, and must be equal.
-    leaves: the client takes part in the first round alone, so that a later round which repeats the
-      noise reveals it.
-    choices: client states differ from draw to draw.
+    leaves: whether the client takes part in the first round alone, so that a later round which
+      repeats the noise reveals it.
+    choices: whether client states differ from draw to draw.
   """
   cached_build = functools.cache(build)
   cached_at_once = cached_build if at_once is None else functools.cache(at_once)
@@ -247,7 +247,7 @@ def _at_once(one: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
 
 
 def _one_by_one(draw: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]:
-  """Returns the same leaves [n, ...], one draw after the other."""
+  """Returns the leaves [n, ...] of `_at_once`, one draw after the other."""
   return [np.stack(leaves) for leaves in zip(*(map(np.asarray, draw(key)) for key in keys))]
 
 
@@ -281,8 +281,8 @@ def _algorithm(
   """Returns the games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`.
 
   Args:
-    map_clients: makes the execution that users run. The first draws use it, and check the
-      draws that are made at once. None: all draws are made at once.
+    map_clients: function that makes the execution that users run. The first draws use it, and
+      check the draws that are made at once. None: all draws are made at once.
   """
   keeps_state = subject in _ROWS and _ROWS[subject].keeps_state
   kept: dict[str, Any] = {"num_clients": 4} if keeps_state else {}
@@ -477,5 +477,5 @@ NO_CLAIM = {
 def games(
   subject: str, kind: Callable[..., object], aggregate: Aggregate = federated.central
 ) -> list[Game]:
-  """The games of one algorithm or aggregator."""
+  """Returns the games of one algorithm or aggregator."""
   return GAMES[subject](kind, aggregate)

@@ -1,9 +1,9 @@
 """A distinguishing game: two neighbouring inputs, an adversary, and a claim to refute.
 
 The game draws the released outputs on both inputs many times. The adversary learns a score
-from the first third of the draws, and picks the one event {score >= t}, or its complement,
-and the direction, that look worst for the claim. Only then the other two thirds are opened:
-on them the event has two error rates, each bounded exactly (Clopper and Pearson 1934), and
+from the first third of the draws. It picks the event {score >= t} or its complement, and the
+direction, that look worst for the claim. Only then the other two thirds are opened: on them
+the event has two error rates, each bounded exactly (Clopper and Pearson 1934), and
 
   P(event | one input) <= e^epsilon P(event | the other) + delta
 
@@ -63,7 +63,7 @@ class Claim(NamedTuple):
 
 
 def claims(epsilon_at: Callable[[float], float]) -> tuple[Claim, ...]:
-  """Points of a guaranteed curve, delta -> epsilon."""
+  """Returns the points at `DELTAS` of a guaranteed curve, delta -> epsilon."""
   return tuple(Claim(epsilon_at(delta), delta) for delta in DELTAS)
 
 
@@ -94,7 +94,7 @@ class Game:
 
   @property
   def name(self) -> str:
-    """Unique among all games."""
+    """Name that is unique among all games."""
     return f"{self.package}.{self.subject}: {self.case}"
 
 
@@ -126,7 +126,7 @@ def play(
   """Plays a game and returns a lower bound for each of its claims; all hold together.
 
   Args:
-    num_draws: on each of the two inputs, before `game.draws` is applied.
+    num_draws: number of draws on each of the two inputs, before `game.draws` is applied.
     seed: seed of all draws; the same seed gives the same result.
 
   >>> rng = lambda world, seed: np.random.default_rng([world, seed])
@@ -210,7 +210,7 @@ def draws_to_refute(
 
   Args:
     claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`; so scores need not be perfect.
-    most: on each of the two inputs.
+    most: largest number of draws on each of the two inputs.
     confidence: confidence of this one claim.
 
   >>> draws_to_refute(Claim(4.0, 1e-5), most=10_000)
@@ -232,8 +232,9 @@ def held_out_bound(
 ) -> float:
   """Returns a lower bound on epsilon at `delta`: `fit` chooses an event, and `test` counts it.
 
-  Guarantee: above the true epsilon with probability at most 1 - confidence, for any mechanism. The
-  scores of `test` must be those of independent runs, and depend on `fit` only by the event picked.
+  Guarantee: the bound is above the true epsilon with probability at most 1 - confidence, for any
+  mechanism. The scores of `test` must be those of independent runs, on which neither the score
+  nor the event was chosen.
 
   >>> apart = Scores(inside=np.ones(1000), outside=np.zeros(1000))
   >>> round(held_out_bound(apart, apart, delta=0.0, confidence=0.95), 2)
@@ -251,7 +252,7 @@ def held_out_bound(
 def _bounds(
   scores: Scores, levels: np.ndarray, delta: float, confidence: float
 ) -> np.ndarray:
-  """Bounds [levels, 4] by {score >= level} and its complement, in both directions."""
+  """Returns bounds [levels, 4] by {score >= level} and its complement, in both directions."""
   n = len(scores.inside)
   m = len(scores.outside)
   ones = n - np.searchsorted(np.sort(scores.inside), levels, side="left")

@@ -507,7 +507,7 @@ _VOTES = 16
 def _votes_game(
   mechanism: Any, case: str, zero: np.ndarray, one: np.ndarray, relation: str, **num: int
 ) -> Game:
-  """Returns a game on the same counts [K] in each query; `num` is how many the event counts."""
+  """Returns a game on the same counts [K] in each query; `num`: queries that the event counts."""
 
   def released(key: jax.Array, counts: jax.Array) -> jax.Array:
     labels = mechanism(key, counts)
@@ -551,7 +551,7 @@ def _confident_gnmax(kind: Callable) -> list[Game]:
 
 
 def _named(name: str, games: Callable[[Any], list[Game]]) -> Callable[[Any], list[Game]]:
-  """Games under this subject, also for a broken mechanism of another class name."""
+  """Returns `games` under the subject `name`, also for a broken mechanism of another class."""
   return lambda kind: [dataclasses.replace(each, subject=name) for each in games(kind)]
 
 

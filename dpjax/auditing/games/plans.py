@@ -224,7 +224,7 @@ def _inverse(choice: Any) -> Any:
   return dataclasses.replace(choice, redraw=True).make(num_steps=4, min_sep=2)
 
 
-# Subject -> its correlation. Others that a config names are made of those of a class here.
+# Subject -> its correlation. Other strategies that a config names build one of these: `NO_CLAIM`.
 _CORRELATIONS: dict[str, Any] = {
   "correlation:Independent": correlated.Independent(),
   "correlation:Tree": correlated.Tree(restart_every=4),
@@ -248,7 +248,7 @@ def _correlation(subject: str, make_plan: MakePlan = Plan) -> list[Game]:
       subject,
       f"a record in every second step, {crowd}",
       make_plan(**(numbers | {"noise_multiplier": noise_multiplier})),
-      # The last of four records is in the second and fourth step, the first in those before.
+      # The last of four records is in the second and fourth step, the first in the first and third.
       (np.append(others, 0.0), np.append(others, 1.0))
       if crowd == "last"
       else (np.append(0.0, others), np.append(1.0, others)),
@@ -256,9 +256,9 @@ def _correlation(subject: str, make_plan: MakePlan = Plan) -> list[Game]:
 
   games = [played("alone", _ALONE), played("against others", _CROWD)]
   if subject == "correlation:InverseBanded":
-    # The score above is the best against noise C^-1 z. Noise that is drawn again wrongly has
-    # another covariance, against which it may be poor: a learned one sees that. It needs many
-    # draws for a large epsilon, hence the loud noise.
+    # The score of `game` is the best against noise C^-1 z. Noise that is drawn again wrongly has
+    # another covariance, against which that score may be poor; a learned score adapts to it. For a
+    # large epsilon a learned score needs many draws, so this game has loud noise.
     loud = played("last", _ALONE, noise_multiplier=_LOUD)
     learned = f"{loud.case}, loud noise, a learned score"
     games.append(dataclasses.replace(loud, case=learned, adversary=linear))
@@ -292,7 +292,7 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
 
   @functools.cache
   def run() -> Any:
-    # Two keys: statistics have a draw of their own under the run's key.
+    # Both programs get the run's key, from which the statistics derive a key of their own.
     before = jax.jit(jax.vmap(statistics, in_axes=(0, None)))
     return before, _runner(plan)
 

@@ -69,7 +69,7 @@ def _key(seed: int, world: int) -> Any:
 def _features(name: str) -> Callable[..., list[Game]]:
   def games(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
     how = settings.Rigorous(features=name, shuffle=False, delta=_DELTA, pool=1, clip=0.25)
-    # If noise is redrawn for another release, only a difference shows it.
+    # If two releases have the same noise, only their difference shows it.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
     def game_of(case: str, epsilon: float, worlds: Worlds) -> Game:
@@ -117,13 +117,13 @@ def _relevance(name: str) -> Callable[..., list[Game]]:
 
   def games(noisy_relevance: Callable = rigorous.noisy_relevance) -> list[Game]:
     delta = _DELTA if name == "gaussian" else 0.0
-    # If noise is redrawn for another release, only a difference shows it.
+    # If two releases have the same noise, only their difference shows it.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
     def game_of(case: str, epsilon: float, scores: Worlds) -> Game:
       def outputs(world: int, seed: int, n: int) -> np.ndarray:
         share = shares_lib.shares(np.asarray(scores[world])[None]).mean(axis=0)
-        # Each entry has independent noise.
+        # Each entry has independent noise, so one call on n rows makes n draws.
         rows = np.tile(share[None], (n, 1))
         key = _key(seed, world)
         return noisy_relevance(key, rows, num_records=1, epsilon=epsilon, delta=delta)
@@ -216,7 +216,7 @@ def _method(name: str) -> Callable[..., list[Game]]:
 
 
 def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
-  """Games on a record with its label and with the opposite label, at the ledger's total."""
+  """Games on a record that moves to the opposite corner and label, at the ledger's total."""
   how = settings.Rigorous(features="laplace", shuffle=False, pool=1)
   corners = (np.zeros(2, np.float32), np.ones(2, np.float32))
 

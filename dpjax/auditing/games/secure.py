@@ -27,14 +27,13 @@ _CLIP = 0.5
 _FAR = 1e6
 # Share of the draws: each is a whole round on the host.
 _SHARE = 0.35
-# Draws at once. The host compiles nothing for their number.
+# Number of draws in one call. It may be small, since the host compiles nothing for it.
 _AT_ONCE = 100
 _ZERO = "replace_special"
 _REPLACE = "replace_one"
 
 Kind = Callable[..., Any]  # `skellam_mean`, or a broken one
-# The relation, the first number of a client's message in either input, the number of
-# clients.
+# Case -> relation, first number of the client's message on either input, number of clients.
 _WORLDS: dict[str, tuple[str, float, float, int]] = {
   "its message becomes zeros": (_ZERO, 0.0, _FAR, _LEAST),
   "its message turns round": (_REPLACE, -_FAR, _FAR, _LEAST),
@@ -43,7 +42,7 @@ _WORLDS: dict[str, tuple[str, float, float, int]] = {
 
 
 def the_mechanism() -> secure.SkellamSum:
-  """A Skellam sum with small noise."""
+  """Returns a Skellam sum with small noise."""
   return secure.SkellamSum.sized(
     noise_multiplier=_Z,
     l2_clip_norm=_CLIP,
@@ -55,10 +54,10 @@ def the_mechanism() -> secure.SkellamSum:
 
 
 def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> list[Game]:
-  """Games where one client's message changes; the strongest first.
+  """Returns games where one client's message changes; the strongest first.
 
   Args:
-    mechanism: mechanism whose event accounts for `kind`; None: a fine grid of two numbers.
+    mechanism: mechanism whose event accounts for `kind`; None: `the_mechanism()`.
   """
   accounted = the_mechanism() if mechanism is None else mechanism
 

@@ -25,7 +25,7 @@ _SHARE = 0.7
 
 
 Rows = list[tuple[float, float]]  # (x, y) of each row
-# noise, numbers of the training, rows of two neighbours
+# Case -> noise multiplier, numbers of the training, rows of two neighbours.
 _WORLDS: dict[str, tuple[float, dict[str, Any], tuple[Rows, Rows]]] = {
   # The penalty holds the weights near 0, where each mistake counts alike: nearly the worst pair.
   "the label of the only row": (
@@ -50,7 +50,7 @@ def views(mechanism: OutputNoise, weights: np.ndarray, seed: int, n: int) -> np.
   """Returns n openings [n, d + 1, k] as one party sees them without its own noise.
 
   Args:
-    weights: [d + 1, k] before noise.
+    weights: weights [d + 1, k] before noise.
   """
   rng = np.random.Generator(np.random.Philox(seed))
   return weights + mechanism.noise(rng, n) * 2.0**-mechanism.frac_bits

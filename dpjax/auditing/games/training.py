@@ -1,7 +1,7 @@
 """Games against whole trainings: `dp_sgd` as users run it, on a loss linear in a record.
 
 The released parameters show each step's private mean gradient. The adversary knows the direction
-in which the record pulls at the released parameters before the step, and projects on it. There
+in which the record pulls at the released parameters before the step, and projects on it. Along it
 each step is a normal variable around a sum of signs, as in `plans`. In one game the adversary sees
 every number of every step instead, and looks for noise that repeats.
 """
@@ -62,7 +62,7 @@ def _linear(params: Any, example: Example) -> Any:
 
 
 def _product(params: Any, example: Example) -> Any:
-  """Linear in the record, bilinear in two factors where W is one."""
+  """Returns a loss that is linear in the record, and bilinear in two factors of which w is made."""
   left = example.x * jnp.array([[1.0, 2.0]])
   return jnp.sum(left @ params["w"])
 

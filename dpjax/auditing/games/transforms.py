@@ -28,7 +28,7 @@ PACKAGE = "transforms"
 STEPS = 2
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
-# Noise multiplier of every game here, and below it the clip norm.
+# Noise multiplier and clip norm of the games, unless a game says otherwise.
 _Z = 1.5
 _CLIP = 0.5
 _FAR = 1e3 * _CLIP
@@ -39,8 +39,8 @@ Batch = tuple[np.ndarray, np.ndarray]  # gradients [records, params], mask [reco
 
 
 def _present(target: tuple[float, float], dtype: Any = np.float32) -> tuple[Batch, Batch]:
-  """Data without and with the target's gradient, beside another record with the opposite
-  one."""
+  """Returns data without and with the target's gradient, beside another record that pulls the other
+  way."""
   rows = np.array([target, (-_FAR, 0.0)], dtype)
   return (rows, np.array([False, True])), (rows, np.array([True, True]))
 
@@ -62,8 +62,8 @@ def game(
   one.
 
   Args:
-    leaves: the record of row 0 is in the first step alone, so that a second step which repeats the
-      noise reveals it.
+    leaves: whether the record of row 0 is in the first step alone, so that a second step which
+      repeats the noise reveals it.
   """
   dtype = worlds[0][0].dtype
 
@@ -259,7 +259,7 @@ def _scaled(tx: Callable, base: Callable) -> list[Game]:
 def _post(
   name: str, after: Callable[[Callable], Any], released: Callable[[Any], Any]
 ) -> Callable[..., list[Game]]:
-  """Games on an optimizer after the private transform: post-processing, with any state."""
+  """Returns games on an optimizer after the private transform: post-processing, with any state."""
 
   def games(tx: Callable, base: Callable) -> list[Game]:
     make = lambda key: optax.chain(base(**_NUMBERS, key=key), after(tx))

@@ -123,14 +123,14 @@ class BrokenTwin(NamedTuple):
 
   @property
   def name(self) -> str:
-    """Unique among all twins."""
+    """Name that is unique among all twins."""
     return f"{self.package}.{self.subject}, {self.plant}"
 
   def games(self, *, sound: bool = False) -> list[Game]:
     """Returns the games of the row against the twin, the strongest one first.
 
     Args:
-      sound: the same code without the fault.
+      sound: whether to play the same code without the fault.
     """
     plant = (SOUND if sound else PLANTS)[self.plant]
     return PACKAGES[self.package](self.subject, plant)
@@ -305,7 +305,7 @@ def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
 
 @dataclasses.dataclass(frozen=True)
 class BrokenPlan(Plan):
-  """Accounts for what it states, and runs with the plant's fault."""
+  """Plan that accounts for what it states, and runs with the plant's fault."""
 
   plant: Plant = SOUND["noise"]
 
@@ -315,7 +315,7 @@ class BrokenPlan(Plan):
     return cls(**_fields(plan), plant=plant)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
-    """The broken transform."""
+    """Returns the broken transform."""
     # Bypasses the guard of a plan's own transform, which gives NaN for rows that come twice.
     return _in_steps(_quieter(self, self.plant)._transform(key), self.plant)
 
@@ -432,7 +432,7 @@ def _client_noise(plant: Plant) -> Callable[..., Any]:
 
     def init(received: Any, memory: Any, size: Any, key: Any) -> Any:
       sizes = [jnp.int32(1) if public else size for _, public in plant.releases]
-      # The first message is that of an honest client.
+      # The first message has the key of an honest client's message.
       keys = [jax.random.fold_in(key, n) if n else key for n, _ in plant.releases]
       return tuple(local.init(received, memory, *each) for each in zip(sizes, keys))
 
@@ -598,7 +598,8 @@ def _accounting(name: str, plant: Plant) -> list[Game]:
 
 
 def _reports(plant: Plant) -> Callable[..., np.ndarray]:
-  """Returns labels whose answers are summed as if shuffled; those on public data stay apart."""
+  """Returns a broken `noisy_labels` for shuffled rounds, which sums the answers of each record.
+  Answers on public data stay apart."""
 
   def broken(
     key: Any, ids: Any, true_labels: Any, *, epsilon: float, num_classes: int
@@ -612,7 +613,7 @@ def _reports(plant: Plant) -> Callable[..., np.ndarray]:
 
 
 def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[Game]]:
-  """Games on a plan that they make themselves."""
+  """Returns the games of subjects that make their plan themselves."""
   return lambda name, plant: games[name](functools.partial(BrokenPlan, plant=plant))
 
 
@@ -631,15 +632,15 @@ class _Statistics:
     self._broken = dataclasses.replace(wide, noise_multiplier=noise)
 
   def epsilon(self, *, delta: float) -> float:
-    """Epsilon of the honest statistics."""
+    """Returns the epsilon of the honest statistics."""
     return self._honest.epsilon(delta=delta)
 
   def exact(self, clients: Any) -> np.ndarray:
-    """The sums, in which a record counts as often as the fault says."""
+    """Returns the sums, in which a record counts as often as the fault says."""
     return self._broken.exact([*clients] * self._plant.copies)
 
   def noisy(self, key: Any, vector: Any) -> jax.Array:
-    """The noisy sums of all releases, concatenated."""
+    """Returns the noisy sums of all releases, concatenated."""
     first = self._broken.noisy(key, vector)
     if not self._plant.keys:
       return first
@@ -670,7 +671,7 @@ class _Opened:
     self.in_the_clear = self._broken.in_the_clear
 
   def epsilon(self, *, delta: float) -> float:
-    """Epsilon of the honest release."""
+    """Returns the epsilon of the honest release."""
     return self._honest.epsilon(delta=delta)
 
   def views(self, weights: np.ndarray, seed: int, n: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Games against releases of parties with other columns: noisy statistics of a regression."""
+"""Games against releases of parties with different columns: noisy statistics of a regression."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _rows(*pairs: tuple[float, float]) -> Rows:
 
 
 _OTHER = _rows((-0.5, 0.2))
-# relation, noise, data of two clients in either input
+# Case -> relation, noise multiplier, rows of one client on either input. The other has `_OTHER`.
 _WORLDS: dict[str, tuple[str, float, tuple[Rows, Rows]]] = {
   "a row of the largest norm added": (_ADD, 1.0, (_rows(), _rows((_FAR, _FAR)))),
   "a row turns round": (_REPLACE, 2.0, (_rows((-_FAR, _FAR)), _rows((_FAR, _FAR)))),

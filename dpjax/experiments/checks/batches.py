@@ -25,9 +25,9 @@ _Z = 6.0
 _DRAWS = (50, 400)
 # Limit on rows x batches for that test.
 _INDICES = 40_000_000
-# Number of examples that are compared in pairs. Of more, only neighbours are.
+# Largest number of examples of which all pairs are compared. With more, only neighbours are.
 _PAIRED = 2048
-# Batches in which each row is counted, for a run with fewer steps.
+# Least number of batches in which rows are counted. A shorter run gets further steps for it.
 _ROWS = 2000
 # Like `_INDICES`, for batches that are only compared with each other.
 _REPEATS = 200_000_000
@@ -110,7 +110,7 @@ def _batch_deviations(
   expected = times * q * (1 - q)
   fourth = 2 * expected**2 + expected * (1 - 6 * q * (1 - q))
   yield _z(float(np.mean((counts - times * q) ** 2)), expected, fourth / n), "turn-taking"
-  # given its size, a batch is uniform: early and late rows are equally likely
+  # Given its size, a batch is uniform: early and late rows are equally likely.
   ranks = np.concatenate(draws) - (n - 1) / 2
   spread_of_size = (n * n * q - distribution.size_variance - (n * q) ** 2) / max(n - 1, 1)
   rank_variance = times * spread_of_size * (n * n - 1) / 12
@@ -124,13 +124,13 @@ def _batch_deviations(
 
 
 def _most(counts: np.ndarray, times: int, chance: float) -> float:
-  """z of the largest of several binomial counts, exact for their number."""
+  """z of the largest of several binomial counts, by a union bound over them."""
   p = float(stats.binom.sf(int(counts.max(initial=0)) - 1, times, chance))
   return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
 
 
 def _fewest(counts: np.ndarray, times: int, chance: float) -> float:
-  """z of the smallest of several binomial counts, exact for their number."""
+  """z of the smallest of several binomial counts, by a union bound over them."""
   p = float(stats.binom.cdf(int(counts.min(initial=times)), times, chance))
   return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
 
@@ -181,7 +181,7 @@ def _run_deviations(
   yield _fewest(counts, len(sizes), distribution.rate), "one row, left out"
   yield _unlikely_size(sizes, distribution), "size of a batch"
   yield _missing_sizes(sizes, distribution), "no size beyond those that were seen"
-  # Sizes of more draws than are compared in pairs. Truncated sizes have less variance.
+  # These are more draws than are compared in pairs. Truncation lowers the variance of sizes.
   seen = np.array(sizes, float)
   times = len(sizes)
   yield (
@@ -224,7 +224,7 @@ def _missing_sizes(sizes: list[int], distribution: _Expected) -> float:
   if distribution.capacity is not None and max(sizes) >= distribution.capacity:
     # No larger size exists.
     larger = 0.0
-  # In the logarithm, because so small a chance may underflow.
+  # Computed as a logarithm, because so small a chance may underflow.
   log_p = len(sizes) * math.log1p(-min(max(smaller, larger), 1 - 1e-16))
   return float(stats.norm.isf(min(1.0, 2 * math.exp(log_p)) / 2))
 
@@ -291,13 +291,13 @@ def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
 
 
 def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: int) -> Row:
-  """Tests that every example is in `times` of the `length` steps of each pass, all sets alike.
-  Steps of different passes are independent, each a Poisson sample."""
+  """Tests that every example is in `times` of the `length` steps of each pass, and that all sets of
+  steps are equally likely. Steps of different passes are independent, each a Poisson sample."""
   passes = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
-  # A late step of several costs as much as all before it.
+  # With several steps for each example, drawing a late step takes as long as all steps before it.
   if times > 1:
     passes = int(np.clip(_REPEATS // max(n * length, 1), _DRAWS[0], passes))
-  # A different step of each pass, since steps of one pass are not independent.
+  # One step of each pass, each time another one, since steps of one pass are not independent.
   draws = _drawn(subject, n, (turn * length + turn % length for turn in range(passes)))
   rate = times / length
   distribution = _expected(dpa.PoissonSampledDpEvent(rate, dpa.NoOpDpEvent()), n)
@@ -307,8 +307,8 @@ def _in_each_pass(subject: Subject, name: str, n: int, *, length: int, times: in
     *_pair_deviations(draws, distribution),
   ]
   deviations.append((_most_alike(draws, n), "likeness"))
-  # The steps of a set that follow each other are hypergeometric: as many as the set has steps,
-  # but for its runs (Wald and Wolfowitz 1940).
+  # Number of pairs of consecutive steps in the set of an example: the size of the set minus its
+  # number of runs, which is hypergeometric (Wald and Wolfowitz 1940).
   following = times * (times - 1) / length
   spread = following * (length - times + 1) * (length - times)
   spread /= max(1, length * (length - 1))
@@ -333,10 +333,10 @@ def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
   steps = len(draws)
   wrong = sum(drawn.size != size for drawn in draws)
   deviations = [(math.inf if wrong else 0.0, "size of a batch")]
-  # How often an example is in a batch, [n] for each step. Such counts are exact in half the memory.
+  # How often an example is in a batch, [n] for each step. float32 holds these counts exactly.
   copies = [np.bincount(drawn, minlength=n).astype(np.float32) for drawn in draws]
-  # Two draws are the same example with this chance. All pairs of draws are uncorrelated, those
-  # that share a draw as well, for an example is as likely as any other.
+  # Two draws are the same example with this chance. All pairs of draws are uncorrelated, also those
+  # that share a draw, since every example is equally likely.
   alike = 1 / n
   variance = alike * (1 - alike)
   pairs = steps * size * (size - 1) / 2
@@ -348,7 +348,7 @@ def _independent_draws(subject: Subject, name: str, n: int, size: int) -> Row:
   ranks = np.concatenate(draws) - (n - 1) / 2
   rank_variance = steps * size * (n * n - 1) / 12
   deviations.append((_z(float(ranks.sum()), 0.0, rank_variance), "place in the data"))
-  # Two examples, both in a batch: all but the batches that lack one of them.
+  # Chance that two examples are both in a batch: 1 minus the chance that it lacks one of them.
   chance = 1 - 2 * (1 - 1 / n) ** size + max(0.0, 1 - 2 / n) ** size
   deviations += _together(draws, n, chance)
   deviations.append((_most_alike([np.unique(drawn) for drawn in draws], n), "likeness"))
@@ -396,7 +396,7 @@ def _seldom_in_a_pass(
   """Checks that no example comes twice in a pass, nor in more passes than its event says."""
   deviations = []
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
-  # Each place of a pass by itself. With fixed blocks an example occurs at one place only,
+  # Each place of a pass is tested by itself. With fixed blocks an example occurs at one place only,
   # and counts over several places would be far below the bound.
   for place in {0, length // 2, length - 1}:
     draws = _drawn(subject, n, (turn * length + place for turn in range(times)))
@@ -437,7 +437,7 @@ def sampler_seed(subject: Subject) -> Row:
   if isinstance(plan.sampler, sampling.PoissonSampler) and plan.sampler.prob == 1:
     return not_applicable(name, "every example takes part in every step")
   steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
-  # Without their copies: given its size, the set of a batch's examples is uniform.
+  # Copies are dropped: given its size, the set of a batch's examples is uniform.
   drawn = lambda seed: [np.unique(subject.draw(n, seed=seed, step=t)) for t in steps]
   draws = drawn(SEED)
   again = all(map(np.array_equal, draws, drawn(SEED)))

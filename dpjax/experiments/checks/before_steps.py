@@ -15,13 +15,13 @@ from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.types import NeighboringRelation
 
 _NAME = ("statistics: influence", "statistics: noise")
-# Factors on one example in place of its neighbour: absent, mirrored, huge.
+# Factors by which one example is multiplied, so that it is zero, mirrored or huge.
 _FACTORS = (0.0, -1.0, 1e4, 1e9)
 # Noise multiplier of the compared runs; small, so that a change of a sum is visible.
 _QUIET = 1e-3
 # Epsilon of the medians that are released before the sums.
 _LOUD = 100.0
-# Tolerance in clip norms: grid and rounding of such a run.
+# Tolerance in clip norms, for the grid and the rounding of a run with this little noise.
 _SLACK = 1e-2
 _KEYS = 200
 _Z = 6.0

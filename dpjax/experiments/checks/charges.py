@@ -31,9 +31,10 @@ from dpjax.validate import UserError
 
 # Fewest steps of a run whose sums are changed.
 _OWN_STEPS = 4
-# Values of such a run before steps are skipped.
+# Number of values of such a run, beyond which steps are skipped.
 _OWN_WORK = 20_000_000
-# Lengths of the sums, in clip norms. The periods 5 and 3 pair every length with each other.
+# Lengths of the sums of two runs, in clip norms. Periods of 5 and 3 steps pair every length of one
+# run with every length of the other.
 _LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))
 _CANARIES = 1000
 # Number of consecutive seeds whose keys are compared.
@@ -45,9 +46,8 @@ _COMMON_MULTIPLE = 720_720
 _LEDGER_STEPS = 200
 # Number of records whose digests are compared.
 _RECORDS = 500
-_AUDIT_CONFIDENCE = (
-  0.99  # much more is out of reach: at delta > 0 p-values end near m * delta
-)
+# Much more is out of reach: with m canaries at delta > 0, p-values end near m * delta.
+_AUDIT_CONFIDENCE = 0.99
 # Relative tolerance between two discretisations of one privacy loss.
 _EPSILON_SLACK = 0.01
 
@@ -73,7 +73,7 @@ def _derived_epsilon(subject: Subject) -> float | None:
   else:
     return None
   counted.compose(event, times)
-  # a PLD of exchanged records reads multipliers relative to the clip norm
+  # The PLD accountant under replace_one reads multipliers relative to the clip norm.
   by_norm = plan.sampler.scheme in _SAMPLED and accountant is PLDAccountant
   for level in _levels_before(plan):
     event = dpa.GaussianDpEvent(level * (_exchanged(plan) if by_norm else 1))
@@ -86,7 +86,7 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
   "truncated_poisson": lambda s, z: dpa.TruncatedSubsampledGaussianDpEvent(
     s.num_examples, s.prob, s.capacity, z
   ),
-  # RDP reads the multiplier relative to the sensitivity, which is 2 C here
+  # RDP reads the multiplier relative to the sensitivity, which is two clip norms here.
   "fixed_size": lambda s, z: dpa.SampledWithoutReplacementDpEvent(
     s.num_examples, s.batch_size, dpa.GaussianDpEvent(z / 2)
   ),
@@ -94,8 +94,8 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 
 
 def _levels_before(plan: Any) -> list[float]:
-  """Returns the noise multiplier of each vector in the statistics that are released first,
-  relative to the sensitivity."""
+  """Returns noise multipliers relative to the sensitivity, for each vector of the statistics that
+  are released first: that of its sum, and of its private median if it has one."""
   statistics = plan.statistics
   if statistics is None:
     return []
@@ -110,10 +110,10 @@ def _levels_before(plan: Any) -> list[float]:
 def _multiplier(plan: Any) -> float:
   z = plan.noise_multiplier
   rule = plan.l2_clip_norm.rule
-  # The slack of a gradient is within the clip norm, together with it.
+  # Slack clipping needs no correction: gradient and slack together are within the clip norm.
   if not isinstance(rule, transforms.AdaptiveClipping):
     return z
-  # a count of sensitivity 1/2 is released as well
+  # A count of sensitivity 1/2 is released as well.
   return (z**-2 + (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
 
 
@@ -123,7 +123,7 @@ def _exchanged(plan: Any) -> int:
 
 
 def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
-  """Returns (event, count) for bounded participation, from the dense C."""
+  """Returns (event, count) for bounded participation, from the dense strategy matrix C."""
   shape = plan.noise_shape
   matrix = noise.correlated.matrix(shape.strategy, plan.num_steps)
   matrix /= np.array(shape.schedule or np.ones(plan.num_steps))[:, None]
@@ -260,8 +260,8 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
 
 
 def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
-  """Yields norms of the change in step 0 when the same sum has more padded rows, all or none of
-  them used. Noise must not depend on the batch."""
+  """Yields norms of the change in step 0 when the same sum has another number of rows, all or none
+  of them used. Noise must not depend on the batch."""
   plan = subject.plan
   offered, _ = _offered(subject, 0, 0)
 
@@ -405,7 +405,7 @@ def _other_integers(value: int, name: str) -> Iterator[int]:
   if name == "seed":  # the one field by which runs are repeated in number
     yield from (value + (1 << power) for power in (20, 24, 28, 31, 32, 40, 62))
     yield from range(value + 1, value + _SEEDS)
-    # Two of so many agree only if there are at most a few thousand possible keys.
+    # If there are at most a few thousand possible keys, two of these seeds almost surely share one.
     drawn = np.random.default_rng(SEED).integers(0, 2**62, _SPREAD_SEEDS)
     yield from drawn.tolist()
 
@@ -479,7 +479,7 @@ def _identities(random: Any) -> set[str]:
 
 
 def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
-  """Yields data that differ from a part of these in one record, each in another way."""
+  """Yields a part of the data, and data that differ from it in one record or in their order."""
   part = train.subset(slice(0, min(len(train), _RECORDS)))
   yield "fewer records", part
   yield "the first record", part.subset(slice(1, None))

@@ -8,8 +8,8 @@ published so that `compare` can say where it is
   loose     it is more than a tenth above: true, but noise was wasted
   right     neither
 
-The truth is PLD, which is within one percent of exact for these mechanisms (a test bounds it
-from below), or RDP where PLD has no analysis. Documents, by their numbers in this project:
+The truth is PLD. It is within one percent of exact for these mechanisms (a test bounds it from
+below). Where PLD has no analysis, RDP stands for it. Documents, by their numbers in this project:
 
   000  "Privacy of convolutional networks' data": DP-SGD, Gaussian mechanism
   002  "Federated learning meets differential privacy": noise, sampling, code
@@ -79,9 +79,10 @@ class Comparison(NamedTuple):
 def dp_sgd_closed_form(noise_multiplier: float, num_steps: int, delta: float) -> float:
   """WRONG. Document 000, sections 3.2 and 4.3: min(sqrt(2 T ln(1/d)) / sigma, T / sigma^2).
 
-  The sampling probability does not occur in it; and of the two, the larger is needed: the
-  divergence T / (2 sigma^2) and a tail of sqrt(2 T ln(1/d)) / sigma ADD up to epsilon.
-  With num_steps 1 it is the document's epsilon of a single step.
+  T is num_steps, sigma the noise multiplier and d delta. The sampling probability does not occur
+  in it. It takes the smaller of two terms, but a divergence T / (2 sigma^2) and a tail
+  sqrt(2 T ln(1/d)) / sigma ADD up to epsilon. With num_steps 1 it is the document's epsilon of a
+  single step.
 
   >>> round(dp_sgd_closed_form(10.0, 100, 1e-5), 2)  # in truth 4.38 without sampling
   1.0
@@ -227,7 +228,7 @@ def _gaussian(target: float, delta: float, constant: float) -> Comparison:
 
 
 def _unclipped(delta: float) -> list[Comparison]:
-  """Compares code that adds noise for a norm it never clips to: no sensitivity, no epsilon."""
+  """Compares code that never clips to the norm its noise is for: no sensitivity, no epsilon."""
   noise = gaussian_event(1.2)
   claimed = epsilon_of(noise, delta=delta)
   where = ("002", "4.1", "grad + randn * 1.2 * max_norm, not clipped")

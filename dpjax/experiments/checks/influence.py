@@ -27,17 +27,17 @@ _SPOILT = (float("nan"), float("inf"), 1e38)
 _FACTORS = (1.0, 1e2, 1e4)
 # Factors on inputs and losses: gradients below the clip norm.
 _SMALL_FACTORS = (1e-1, 1e-3, 1e-6)
-# Tolerance relative to the terms' lengths: the same route with another mask.
+# Tolerance relative to the terms' lengths, for the same route with another mask.
 _EXACT = 1e-3
-# The same for gradients by another route; it covers bfloat16 models.
+# The same tolerance for gradients by another route; it covers bfloat16 models.
 _NEAR = 0.05
 # Steps of plain training after which gradients are tested.
 _FITTED = (15, 40, 80, 150)
-# Parameters of a model that is tested in fewer regimes.
+# Number of parameters above which a model is tested in fewer regimes.
 _LARGE = 300_000
 _TRACED_CALLS = (3, 1)  # sums after the first one, in one trace; of a large model
 _LATER_CALLS = (16, 4)  # and in calls one after the other
-# More examples, so that labels occur which the first ones lack.
+# Number of batches that are tested, so that labels occur which the first batch lacks.
 _MORE_BATCHES = 6
 
 
@@ -64,7 +64,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _put(batch: Any, rows: Any, change: Callable[[jax.Array], Any]) -> Any:
-  """Replaces the floats of these rows by `change(own)`; integers, labels and keys stay."""
+  """Replaces the floats x of these rows by `change(x)`; integers and keys stay."""
 
   def put(leaf):
     if not _is_float(leaf):
@@ -180,7 +180,7 @@ def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | N
 
 def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
   """Returns (the contribution of example i alone, the expected one), in float64. Expected is its
-  gradient times the published factor, or times the nearest factor in [0, 1]."""
+  gradient times the published factor, or for an unknown rule times the nearest factor in [0, 1]."""
   single_row = jax.tree.map(lambda leaf: leaf[i : i + 1], batch)
   term = _total(subject)(subject.params, single_row, np.ones(1, bool))
   example = jax.tree.map(lambda leaf: leaf[0], single_row)
@@ -226,7 +226,7 @@ def one_term(subject: Subject) -> Row:
 
 
 def sum_of_terms(subject: Subject) -> Row:
-  """Tests that the sum equals that of the examples' own gradients, each computed alone and
+  """Tests that the sum equals the sum of the examples' gradients, each computed alone and
   clipped."""
   batch = subject.batch()
   total = _total(subject)(subject.params, batch, np.ones(BATCH, bool))
@@ -263,7 +263,7 @@ def _scaled_total(gradient_of: Callable[..., Any], loss_fn: LossFn) -> Callable[
 
 
 def _masks() -> Iterator[np.ndarray]:
-  """Yields masks with no example, one, all, and every number between."""
+  """Yields masks with no example, with all, and with every number from 2 to `BATCH` - 1."""
   yield np.zeros(BATCH, bool)
   yield np.ones(BATCH, bool)
   rng = np.random.default_rng(SEED)
@@ -340,8 +340,8 @@ def _terms(subject: Subject, grads: Any) -> Any:
 
 
 def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
-  """Returns the distance between a sum and that of its terms [B, ...], relative to their total
-  length."""
+  """Returns the distance between a sum and the sum of its terms [B, ...], relative to the total
+  length of the terms."""
   wanted = jax.tree.map(lambda leaf: np.tensordot(mask.astype(float), leaf, axes=1), terms)
   lengths = [
     _norm(jax.tree.map(lambda leaf, i=i: leaf[i], terms)) for i in range(len(mask))
@@ -353,7 +353,7 @@ def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
 
 
 def any_mask(subject: Subject) -> Row:
-  """Tests that the sum is that of its terms, for every mask and every length of gradients.
+  """Tests that the sum is the sum of its terms, for every mask and every length of gradients.
   No term may depend on the others' number, lengths or labels."""
   worst = 0.0
   where = ""
@@ -429,8 +429,8 @@ def padding(subject: Subject) -> Row:
 
 
 def whole_batch(subject: Subject) -> Row:
-  """Tests that a full batch is the sum of its parts of `BATCH`. One example is far beyond
-  the clip; padding is NaN or an example. Large batches may use another algorithm."""
+  """Tests that a full batch has the sum of its parts of `BATCH` rows, since large batches may use
+  another algorithm. One gradient is far longer than the clip norm; padding is NaN or an example."""
   size = max(subject.plan.sampler.padded_batch_size, 2 * BATCH)
   rng = np.random.default_rng(SEED)
   batch = _scaled_one(subject.batch(size), BATCH + 1, _FACTORS[-1])
@@ -452,7 +452,7 @@ def whole_batch(subject: Subject) -> Row:
 
 
 def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
-  """Norm of a large batch's sum minus those of its parts, where the parts hold an example."""
+  """Norm of a large batch's sum minus the sums of its parts that hold an example."""
   size = len(mask)
   total = _total(subject)
   # Half of the padding is NaN, the rest is other examples.
@@ -490,7 +490,7 @@ def _dropped_from_sum(subject: Subject) -> Iterator[float]:
 
 
 def _dropped_from_stack(subject: Subject) -> Iterator[float]:
-  """Yields the same for stacked gradients with one spoilt, through the transform."""
+  """Yields these distances for stacked gradients with one spoilt, through the transform."""
   plan = subject.plan
   key = jax.random.key(SEED)
   length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
@@ -562,10 +562,10 @@ def no_memory(subject: Subject) -> Row:
     ways = [in_turn(total), *ways]
   worst = 0.0
   for after in ways:
-    # State that keeps arrays would also keep those of a trace.
+    # A failure ends the test: state that keeps arrays would also keep those of a trace.
     if not worst <= _SLACK:
       break
-    # No state of earlier calls remains.
+    # This call replaces the state that earlier calls left.
     after(subject.params, batch)
     for seen, wanted in zip(
       after(subject.params, other)[1:], after(subject.params, batch)[1:]

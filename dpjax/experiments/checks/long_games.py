@@ -5,7 +5,7 @@ Each row of the table is one subject, and shows the game that came nearest to it
 significance of 0.1 % is divided among the subject's games and their claims, so all bounds of a
 row hold together at 99.9 %. A pass is evidence, not a proof.
 
-The ceiling of a bound is the bound that as many draws give for outputs that always differ. A claim
+The ceiling of a bound is the bound of an equal number of draws whose outputs always differ. A claim
 above its ceiling CANNOT be refuted, whatever is broken. So every game gets 10,000 draws, and up to
 25,000 where a claim needs them. Claims that need more draws need a larger `minutes`.
 """
@@ -209,7 +209,8 @@ def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -
     },
   )
   writers.replace_file(path / TABLE, table(rows).encode())
-  # The CSV has a row for every game; the Markdown table only for the nearest.
+  # The CSV has a row for every game. The Markdown table has one for each subject: the game that
+  # came nearest to its claim.
   text = io.StringIO()
   writer = csv.writer(text, lineterminator="\n")
   writer.writerow([*_COLUMNS, "case"])

@@ -1,7 +1,7 @@
 """The audit of final models as a command: `launch.audit --final_model=DATA`.
 
-Full-batch DP-SGD at epsilon trains a linear classifier on `num_records` records of a data set,
-`num_models` times with a target among them and `num_models` times without
+Full-batch DP-SGD at epsilon trains a linear classifier on `num_records` records of a data set. It
+trains `num_models` models with a target among the records, and as many without the target
 (`dpjax.auditing.final_model`). Worst-case initial parameters are fitted on the auditor's own
 records: other records of the data set, and blanks of one class, which make every other label of a
 blank unlikely.
@@ -184,7 +184,7 @@ def line(result: dict[str, Any]) -> str:
 
 
 def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
-  """Returns estimates with bootstrap intervals, since all models are trained independently."""
+  """Returns estimates with bootstrap intervals, as models are independent; {} for few models."""
   if settings.num_models < _FOR_BOOTSTRAP:
     return {}
   statistics = {

@@ -1,5 +1,5 @@
-"""Checks that noise is Gaussian, as large as accounted at every step, and independent of other
-steps however far, other leaves, coordinates and keys.
+"""Checks that noise is Gaussian, and as large as accounted at every step. It must be independent of
+the noise of all other steps, leaves, coordinates and keys.
 
 Every statistic is a z-score (or a p-value turned into one) with fixed seeds. A sound run reaches 6
 with a chance of 2e-9 for each tested number.
@@ -23,14 +23,14 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 from dpjax.plan import Plan
 
 _Z = 6.0
-# Bound on sqrt(n) * distance; exceeded with a chance of 7e-6.
+# Bound on sqrt(n) * the distance of Kolmogorov and Smirnov; exceeded with a chance of 7e-6.
 _KS = 2.5
-# Values of a stretch of steps whose variance is tested.
+# Number of values in a stretch of steps whose variance is tested.
 _WINDOW = 2000
 # Relative difference of two float32 numbers that count as equal.
 _TOLERANCE = 1e-6
 # Spacing of the noise's values, in standard deviations, up to which they do not count as a
-# grid. Several times that of float32 numbers near 1.
+# grid. It is four times the spacing of float32 numbers near 1.
 _SPACING = 2.0**-21
 # Fewest values of a leaf that distinguish two steps by their sizes.
 _LEAST_MARKED = 3
@@ -68,8 +68,8 @@ def _as_z(p: float, looked_at: int = 1) -> float:
 
 
 def _energy_z(energy: np.ndarray, count: int, looked_at: int = 0) -> float:
-  """z of the least likely sum of squares of `count` N(0, 1) values. These are all the sums,
-  or the extremes of `looked_at` sums."""
+  """z of the least likely sum of squares of `count` N(0, 1) values. `energy` holds all the sums, or
+  the extremes of `looked_at` sums."""
   tails = np.minimum(stats.chi2.cdf(energy, count), stats.chi2.sf(energy, count))
   return _as_z(2 * float(np.min(tails)), looked_at or np.size(energy))
 
@@ -156,7 +156,8 @@ def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
 
 
 def _powers_z(powers: Any, count: int) -> tuple[float, str]:
-  """The same from sums of the first four powers."""
+  """Returns z of the mean, skewness or fourth moment of N(0, 1) values, whichever is least likely,
+  and its name. `powers`: sums of the first four powers of the values."""
   first, second, third, fourth = (float(power) for power in powers)
   # Hermite polynomials, so each is uncorrelated with the others.
   z_of = {
@@ -216,7 +217,7 @@ def noise_std(subject: Subject) -> Row:
   grid = noise.source.grid_step(std) if subject.release else 0.0
   worst, where = max(_distribution_deviations(recorded, std, grid), key=_nan_first)
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
-  # Spread over its cell, since the test assumes a continuous distribution.
+  # Each value is spread over its cell of the grid: the test assumes a continuous distribution.
   spread = np.random.default_rng(SEED).uniform(-grid / 2, grid / 2, pooled.size)
   distance: Any = stats.kstest((pooled + spread) / std, "norm")
   shape = float(distance.statistic) * math.sqrt(pooled.size)
@@ -284,9 +285,11 @@ def _lag_z(rows: np.ndarray) -> float:
 
 
 def _lowest_eigenvalue(rows: np.ndarray) -> float:
-  """How far the least eigenvalue of the coordinates' correlation is below the one of
-  independent coordinates (Marchenko and Pastur 1967), in multiples of the alarm: rows [T,
-  k]."""
+  """Measures how small the least eigenvalue of the coordinates' correlation is: rows [T, k].
+
+  The measure is inversely proportional to it, and reaches `_Z` at a third of the eigenvalue of
+  independent coordinates (Marchenko and Pastur 1967).
+  """
   rows = rows[:, : len(rows) // 4]
   if rows.shape[1] < 2:
     return 0.0
@@ -304,7 +307,7 @@ def _matches(a: np.ndarray, b: np.ndarray) -> float:
   density = 2 * stats.norm.pdf(b / std) / std  # of an absolute value
   chance = -np.expm1(-a.size * density * 2 * gap)
   expected = float(chance.sum())
-  # Poisson, as chance hits are rare: exact where few are expected
+  # Chance hits are rare, so their number is nearly Poisson.
   return _as_z(2 * float(stats.poisson.sf(int(hits.sum()) - 1, max(expected, 1e-9))))
 
 
@@ -318,7 +321,7 @@ def _gaussian_sizes(values: np.ndarray) -> np.ndarray:
 def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[float, str]]:
   rows = np.concatenate(mine.sampled, axis=1)
   others = np.concatenate(other.sampled, axis=1)
-  # Signs that are drawn anew hide a correlation, but not that of the absolute values.
+  # Signs that are drawn anew hide a correlation, but not the correlation of absolute values.
   sizes = _gaussian_sizes(rows / std)
   other_sizes = _gaussian_sizes(others / std)
   yield _alike(sizes, sizes, _below), "sizes in steps"
@@ -352,8 +355,7 @@ def _ties(values: np.ndarray, std: float) -> float:
   same = values.size - sizes.size
   expected = count**2 / 2 * _SPACING / math.sqrt(math.pi)
   pairs = _as_z(2 * float(stats.poisson.sf(same - 1, max(expected, 1e-9))))
-  # No value occurs m times: about n^m / m! (spacing times density)^(m - 1) of them are
-  # expected.
+  # Sound noise has about n^m / m! (spacing times density)^(m - 1) values that occur m times.
   most = int(often.max())
   logarithm = most * math.log(count) - math.lgamma(most + 1)
   logarithm += (most - 1) * math.log(_SPACING * 2 * float(stats.norm.pdf(0)))
@@ -393,12 +395,12 @@ def noise_independence(subject: Subject) -> Row:
     return not_applicable(name, _untested(subject.plan))
   keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
   mine, other = noise_record.records(subject, keys)
-  # Other rows refuse noise of a wrong size.
+  # The noise's own std is used here. Other rows of the table fail noise of a wrong size.
   std = (
     math.sqrt(np.mean(np.concatenate([leaf.ravel() for leaf in mine.whole]) ** 2)) or 1.0
   )
   plain = mine
-  # On a release's grid all values repeat.
+  # On a release's grid all values repeat, so copies are looked for in noise without a grid.
   if subject.release:
     (plain,) = noise_record.records(subject, [noise_record.plain_keys])
   deviations = [*_dependences(mine, other, std), *_copies(plain, std)]

@@ -21,19 +21,19 @@ from dpjax.experiments.checks.subject import SEED, Subject
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayTree, ClippedSum, Params
 
-# Smaller noise, in standard deviations, is counted value by value.
+# Noise values nearer to 0 than this, in standard deviations, are counted for each coordinate.
 NEAR = 0.05
 # Most coordinates recorded in one step, over all leaves.
 COORDINATES = 512
 # Fewest noise values that are recorded whole.
 _VALUES = 300_000
-# Steps of a plan with fewer, so that small models give enough values.
+# Most steps that a shorter plan is run for in all, so that small models give enough values.
 _LONGEST = 4000
 # Values to draw before steps are skipped: about ten seconds.
 _WORK = 600_000_000
 # Most numbers in the state of a transform without a memory of noise.
 _SMALL = 4096
-# Up to this number, all steps are compared with each other. Of more, some are skipped.
+# Up to this number, all steps are compared with each other. In longer plans some are skipped.
 _LONG = 20_000
 # Most values of one leaf at one step that are compared with others.
 _WHOLE = 50_000
@@ -55,15 +55,13 @@ class Record(NamedTuple):
   stepped_over: int  # steps that were skipped
   # White noise only; None where it is correlated.
   energy: list[np.ndarray] | None  # of each such leaf: [T] sum of squares of all its values
-  places: (
-    list[tuple[np.ndarray, np.ndarray]] | None
-  )  # [size] sum of squares over the steps,
-  # and the number of steps below NEAR standard deviations, for each value
-  marks: list[np.ndarray] | None = (
-    None  # of each such leaf: [T, 4] of the sizes of its values
-  )
-  # at a step: largest, least, sum of squares, sum. The first three agree for two steps with
-  # equal values in any order and with any signs
+  # Of each such leaf: [size] sum of squares over the steps, and [size] number of steps at which
+  # the value is below NEAR standard deviations, of either sign.
+  places: list[tuple[np.ndarray, np.ndarray]] | None
+  # Of each such leaf: [T, 4] largest and least size of its values at a step, sum of their squares,
+  # and their sum. The first three agree for two steps with equal values in any order and with any
+  # signs.
+  marks: list[np.ndarray] | None = None
   runs: int = 1  # of the plan, one after the other under keys of their own
 
 
@@ -95,9 +93,10 @@ def plain_keys(run: int) -> jax.Array:
 
 
 def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> list[Record]:
-  """Runs the transform on empty sums through all steps of the plan, and never further.
+  """Runs the transform on empty sums through the steps of the plan, and never further.
 
-  A short plan is run several times, each time with another key, until there are enough values.
+  Of a plan with too many steps some are left out. A short plan is run several times,
+  each time with another key, until there are enough values.
 
   Args:
     keys: for each record a function run -> key; all keys must be of one type.
@@ -247,7 +246,8 @@ def _std(plan: Plan) -> float:
 
 
 def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
-  """Returns [T, k]: C times the rows, each divided by its factor of the noise schedule."""
+  """Returns white noise [T, k]: the strategy matrix C times `rows`, each row then divided by its
+  factor of the noise schedule."""
   rows = rows.astype(np.float64)
   if not rows.size:
     return rows
@@ -323,8 +323,8 @@ def _axis_sums(leaf: jax.Array) -> jax.Array:
 
 
 def _runner(subject: Subject, steps: np.ndarray, whole: int):
-  """Returns key -> per live leaf: sampled values [T, k], sums [T, s], every value [W,
-  size]."""
+  """Returns key -> the parts of a `Record` for each leaf with noise: sampled values [T, k], sums
+  [T, s], marks [T, 4], places, and every value [W, size]."""
   stds = _relative_stds(subject.plan, subject.params)
   live = [i for i, std in enumerate(stds) if std]
   shapes = [jax.tree.leaves(subject.params)[i] for i in live]
@@ -337,7 +337,7 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
     state, kept, seen = carry
     gap, row, factor = inputs
     if gaps.any():
-      # of a step that is passed over only the state is used: XLA draws no noise there
+      # Only the state of a skipped step is used, so XLA draws no noise there.
       state = jax.lax.fori_loop(0, gap, lambda _, s: step(s)[1], state)
     drawn, state = step(state)
     leaves = [drawn[i] for i in live]

@@ -102,11 +102,11 @@ def check(
 
   Args:
     loss_fn: `(params, ONE example) -> scalar`, of any library (linen, nnx, Equinox, plain JAX).
-    params: tree of floating-point arrays at which it is looked at.
+    params: tree of floating-point arrays, at which the loss is checked.
     plan: the `dpjax.Plan`, with its number of steps.
     data: `len(data)` records, `data[indices]` a tree of stacked arrays, as for `plan.batches`.
-    apply: `(params, x [B, ...]) -> outputs [B, ...]`; with it, whether the model mixes
-      examples is looked at too, on `data[indices].x`.
+    apply: `(params, x [B, ...]) -> outputs [B, ...]`. With it, the check also tests whether the
+      model mixes examples, on `data[indices].x`.
     optimizer: the Optax transformation after the private one; with it, the whole step of
       `training.dp_sgd` is compared with its parts.
     example_key: typed key, where the loss draws from `example.key` (dropout, augmentation).
@@ -115,7 +115,7 @@ def check(
       ClippedSum`, `noise key -> optax transformation`, and `noise key -> Algorithm`, in place
       of `plan.clipped_grad(loss_fn)`, `plan.transform` and `training.dp_sgd`. An algorithm needs
       `optimizer`, and takes `plan.slices` batches for a step. Its first steps are compared with
-      the parts, 4 to 64 of them by the size of the model. With `example_key` the batches bring
+      the parts, 5 to 64 of them by the size of the model. With `example_key` the batches bring
       `example.key`, which the algorithm must hand to the loss as it is.
 
   Returns:
@@ -125,8 +125,8 @@ def check(
     its confidence, with one below .01. The same arguments always give the same table.
 
   Raises:
-    UserError: invalid arguments, or a loss that is not one of ONE example; an
-      algorithm without an optimizer, or beside a clipped_grad of one's own whose norm moves.
+    UserError: invalid arguments, or a loss that is not one of ONE example; an algorithm without an
+      optimizer, or beside a `clipped_grad` where the plan's clip norm or scales move.
 
   >>> import dpjax
   >>> plan = dpjax.Plan(sampler=dpjax.PoissonSampler(prob=0.2, capacity=64),
@@ -171,7 +171,7 @@ def check(
       "needs examples with a field `key`, such as dpjax.Example", field="example_key"
     )
 
-  # Checks give it the loss, and a scaled loss where coordinates are scaled.
+  # The plan's scaling is left out: where coordinates are scaled, a check scales the loss itself.
   unscaled = dataclasses.replace(plan, scaling=None)
 
   def gradient_of(loss: LossFn) -> gradients.ClippedGrad:
@@ -184,7 +184,7 @@ def check(
 
   if algorithm is None and optimizer is not None:
     algorithm = whole_step
-  # A run in slices passes whole steps on.
+  # A run in slices gives the transform whole steps, so the plan here has one slice.
   whole = dataclasses.replace(plan, slices=1)
   subject = Subject(
     config=None,

@@ -26,12 +26,12 @@ from dpjax.experiments.run import guarantee, workdir, writers
 from dpjax.experiments.sweeps import cost
 from dpjax.validate import UserError
 
-# Relative difference of two epsilons of one ledger: by other versions of NumPy, or SciPy.
+# Relative difference that other versions of NumPy or SciPy may make to the epsilon of a ledger.
 _ROUNDING = 1e-6
 _TOLD = 3  # folders in an error line
-# No run takes as many; their losses would be composed for minutes.
+# Most steps of a ledger that is composed. No run takes more, and composing them takes minutes.
 _MOST_STEPS = 10_000_000
-# What values raise that no run writes, in a file whose digest fits.
+# Errors raised by values that no run writes, in a file whose digest fits.
 _STRANGE = (
   AttributeError,
   KeyError,
@@ -49,15 +49,15 @@ class FinishedRun:
   """The guarantee of a finished run, and the privacy loss that it follows from.
 
   Args:
-    name: of its folder.
+    name: name of its folder.
     epsilon, delta: as its result states them.
     epsilon_kind: "proved" or "claimed".
     relation, unit: neighbouring relation, and whose data are one record.
     population: text of the data and of how they form records; see `sweeps.cost.population`.
-    failed_assumptions: of a claim.
+    failed_assumptions: assumptions of a claim that fail or cannot be checked.
     event: all steps that ran. None: its epsilon does not follow from its ledger.
-    abort_prob: at most so likely is an abort of it, on a batch above the capacity.
-    full_prob: at most so likely do the other records fill a batch up to the capacity.
+    abort_prob: bound on the probability that it aborts, on a batch above the capacity.
+    full_prob: bound on the probability that the other records fill a batch up to the capacity.
     noise_keys: fingerprints of its noise keys.
   """
 
@@ -78,8 +78,8 @@ class FinishedRun:
 class Together(NamedTuple):
   """The guarantee of several runs: (epsilon, delta) for all that they released.
 
-  `sum_epsilon` at `sum_delta` is that of basic composition. `added` names the runs that were added
-  as they are stated. `accountant` is of the others, "" where there are none.
+  (`sum_epsilon`, `sum_delta`) is the guarantee by basic composition. `added` names the runs that
+  were added as they are stated. `accountant` composed the others; "" where there are none.
   """
 
   epsilon: float
@@ -97,20 +97,20 @@ class Together(NamedTuple):
 def together(runs: Sequence[FinishedRun], *, delta: float | None = None) -> Together:
   """Returns the guarantee of everything that several runs released.
 
-  Guarantee: a record that is in the data of each of them has (epsilon, delta) for all releases
-  together, if no run's config was decided by what another one released, and no two runs share
+  Guarantee: all releases together are (epsilon, delta)-private for a record in the data of each
+  run. It holds if no run's config was decided by what another one released, and no two runs share
   noise. The runs may overlap in time: privacy losses of fixed mechanisms compose concurrently
   (Vadhan and Zhang 2023, arXiv:2207.08335). Where a release did decide a later config, quote
   `sum_epsilon`: basic composition holds for epsilons that are chosen on the way (Rogers et al.
   2016, arXiv:1605.08294).
 
   Args:
-    delta: of the whole. None: the largest delta of the composed runs, plus those of the added
+    delta: delta of the whole. None: the largest delta of the composed runs, plus those of the added
       ones; where aborts cost more than that, the sum of all.
 
   Raises:
-    UserError: no run; runs that share a noise key, promise nothing, or hide different things; a
-      delta that the added runs or aborts use up.
+    UserError: no run; runs that share a noise key, whose relations, units or users differ, or whose
+      deltas sum to 1 or more; a delta that the added runs or aborts use up.
 
   >>> loss = lambda multiplier: accounting.composed(accounting.gaussian_event(multiplier), 1)
   >>> one = FinishedRun("a", 1.9931, 1e-5, event=loss(2.0), noise_keys=frozenset({"a"}))
@@ -154,11 +154,11 @@ def read(folders: Iterable[str]) -> list[FinishedRun]:
   """Reads finished runs of any kind from their folders.
 
   Args:
-    folders: of runs, or of sweeps, whose finished runs all count.
+    folders: folders of runs, or of sweeps, whose finished runs all count.
 
   Raises:
-    UserError: one line: no such folder, no finished run in it, a folder named twice, a result
-      without an epsilon or that is not that of its config.json, or a ledger that was edited.
+    UserError: one line: no such folder, no finished run in it, or a folder named twice; a result
+      without an epsilon, or of another config.json; a ledger that was edited.
   """
   paths: dict[pathlib.Path, str] = {}
   for folder in folders:
@@ -200,7 +200,7 @@ def _read(path: pathlib.Path) -> FinishedRun:
     raise _odd(path, "is no folder of a run")
   try:
     return _understood(path, config, result)
-  # It is a ValueError, too.
+  # A UserError is a ValueError, too, which `_STRANGE` would catch.
   except UserError:
     raise
   except _STRANGE as error:
@@ -287,7 +287,8 @@ def _with_ledger(
     ran = ledger.epsilon(left, neighboring_relation=stated.relation, accountant=by)
     if not math.isclose(ran, stated.epsilon, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
       continue
-    # Set aside for aborts, which cost (1 + e^epsilon) of their chance; see `accounting.overflow`.
+    # The rest of delta is set aside for aborts. They cost (1 + e^epsilon) times their probability;
+    # see `accounting.overflow`.
     abort_prob = (stated.delta - left) / (1 + math.exp(min(stated.epsilon, 700.0)))
     event = ledger.event()
     full_prob = _full_prob(event, abort_prob, num_steps=ledger.num_steps)
@@ -362,7 +363,7 @@ def _epsilon(
       if epsilon is None:
         continue
       total = epsilon + math.fsum(run.epsilon for run in stated)
-      # The sum is at a larger delta: no choice where a smaller one was asked for.
+      # Where a smaller delta was asked for, the sum is no alternative: it holds at a larger one.
       if total <= summed or (delta is not None and whole < everything):
         return total, whole, accountant, stated
   whole = everything if delta is None else delta
@@ -401,8 +402,8 @@ def _composable(
 def _composed_epsilon(
   runs: Sequence[FinishedRun], delta: float, accountant: str
 ) -> float | None:
-  """Returns epsilon at `delta`, what aborts cost in it included; None where they cost too much,
-  or where the accountant knows no epsilon at so small a delta."""
+  """Returns epsilon at `delta`, which also pays for aborts; None where aborts cost too much, or
+  where the accountant knows no epsilon at so small a delta."""
   event = dpa.ComposedDpEvent(_events(runs))
 
   def at(left: float) -> float:
@@ -428,7 +429,7 @@ def _asides(
   if not aborts:
     yield 0.0
     return
-  # An abort costs more the larger the epsilon is, so what single runs set aside does not add up.
+  # An abort costs more at a larger epsilon, so what single runs set aside is not enough in sum.
   ladder = overflow.set_aside(
     at,
     delta=delta,
@@ -437,8 +438,9 @@ def _asides(
   )
   if ladder is not None:
     yield ladder
-  # Where the others alone fill no batch, no run with or without the record aborts. Whether they do
-  # does not depend on the record, so their chance is added to delta once, at any epsilon.
+  # Where the other records alone fill no batch, no run aborts, with or without the record. Whether
+  # they fill one does not depend on the record, so this chance is added to delta once, at any
+  # epsilon.
   yield math.fsum(run.full_prob for run in runs)
 
 

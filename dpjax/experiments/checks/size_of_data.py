@@ -1,5 +1,5 @@
-"""Check that plan, guarantee and everything written before the end of a run do not depend on the
-number of records, which is secret under add-or-remove-one."""
+"""Check that plan, guarantee and all planned parts of result.json do not depend on the number of
+records. Under add-or-remove-one this number is secret."""
 
 from __future__ import annotations
 

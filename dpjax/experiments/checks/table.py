@@ -55,7 +55,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
   run = build.assemble(config, loaded, _run_keys(config, whole))
   plan = run.plan
 
-  # Checks give it the loss, and a scaled loss where coordinates are scaled.
+  # The plan's scaling is left out: where coordinates are scaled, a check scales the loss itself.
   unscaled = dataclasses.replace(plan, scaling=None)
 
   def clipped_grad(loss_fn: LossFn) -> gradients.ClippedGrad:

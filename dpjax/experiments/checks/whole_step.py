@@ -76,7 +76,7 @@ def _with_one_not_finite(examples: Any) -> Any:
 
 
 def _joined(parts: list[ClippedSum]) -> ClippedSum:
-  """Returns the sum of a whole step, from those of its slices."""
+  """Returns the sum of a whole step, from the sums of its slices."""
   if len(parts) == 1:
     return parts[0]
   rows = lambda name: jnp.concatenate([getattr(part, name) for part in parts])

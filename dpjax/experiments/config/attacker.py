@@ -47,7 +47,8 @@ def attack_of(privacy: _Private) -> accounting.AttackBound | None:
   """Returns the bound that a config's noise is calibrated to; None for other calibrations.
 
   Raises:
-    UserError: numbers of two bounds, a missing one, or an epsilon or a noise beside them.
+    UserError: numbers of two bounds, a missing number of one bound, or an epsilon or a noise
+      multiplier beside a bound.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> attack_of(PrivacyConfig(epsilon=None, attacker=AttackerConfig(mu=0.5)))

@@ -38,7 +38,7 @@ class Choice:
 
   def __post_init__(self):
     for name, kind in self.table.items():
-      # `settings` makes many of them from a lambda, whose name says nothing.
+      # `settings` names a class after its function, often a lambda, whose name says nothing.
       if issubclass(kind, Setting):
         kind.__qualname__ = name
 
@@ -57,7 +57,7 @@ class Choice:
       field: dotted name of the config's field, for the message.
 
     Raises:
-      UserError: a path at which there is no class that derives from `base`.
+      UserError: a path at which there is no frozen dataclass that derives from `base`.
     """
     if self.base is None or not names.is_path(word):
       return self.table.get(word)
@@ -148,7 +148,7 @@ def settings(
   """Returns a frozen dataclass of a function's configurable arguments, for a `Choice`.
 
   Args:
-    documented: object whose docstring describes the choice, unless the function's own does.
+    documented: object whose docstring describes the choice; None for the function itself.
 
   >>> kind = settings(round, ndigits=2)
   >>> kind(), kind(ndigits=1).make(3.14159)
@@ -226,7 +226,7 @@ def choice_at(kind: type, path: str) -> Choice | None:
 
 
 class Leaf(NamedTuple):
-  """A field whose value is no section of fields, or a choice, whose value is its name."""
+  """A field of a config that is no section of fields. The value of a choice is its name."""
 
   path: str
   hint: Any
@@ -304,7 +304,8 @@ def name_of(config: Any, field: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-  """Converts values inside a dict or a list, such as a sweep's grid, by their class."""
+  """Returns a value as plain data. Inside a dict or a list, such as a sweep's grid, a dataclass
+  becomes its `repr`, and a tuple a list."""
   if isinstance(value, dict):
     return {key: _plain(entry) for key, entry in value.items()}
   if isinstance(value, (list, tuple)):

@@ -34,7 +34,7 @@ PoolIsPublic = Annotated[
   "your word that no private record is in the pool, or decides what is in it; needed where the "
   "pool is not of a published data set, and epsilon is a claim then",
 ]
-# For a release without a sampler, which is proved under both relations.
+# Relations of a release without a sampler: it is proved under these two.
 RecordRelation = Annotated[
   str, rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1]))
 ]

@@ -143,10 +143,11 @@ def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config")
 
 
 def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
-  """Like `replace`, with the value read from command-line text by its annotation.
+  """Replaces one dotted field, like `replace`, by a value read from command-line text.
 
-  "none" empties an optional field. A longer path sets a key of a dict field. Changing a chosen
-  value by its name keeps those set fields of the old value that the new one has, too.
+  The field's annotation decides how the text is read. "none" empties an optional field. A longer
+  path sets a key of a dict field. Changing a chosen value by its name keeps those set fields of the
+  old value that the new one has, too.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> override(TrainConfig(), "privacy.epsilon", "none").privacy.epsilon is None
@@ -164,7 +165,8 @@ def override_all(
   """Overrides several dotted fields; the order of the texts does not matter.
 
   Returns:
-    (dotted name, config that has it) of each text, whole values before the fields inside them.
+    A pair (dotted name, config with this change) for each text. Whole values come before the
+    fields inside them.
 
   >>> from dpjax.experiments.kinds.federated.config import FedConfig
   >>> texts = {"secure_sum.num_members": "3", "secure_sum.colluding": "1"}
@@ -298,7 +300,8 @@ def parse(text: str, hint: Any, name: str) -> Any:
 
 
 def _continued(value: Any, hint: Any, old: Any) -> Any:
-  """Returns a chosen name with those set fields of the old value that the new one has, too."""
+  """Adds to a chosen name those set fields of the old value that the new one has, too. Any other
+  value is returned unchanged."""
   choice = choice_of(hint)
   if choice is None or not isinstance(value, str):
     return value
@@ -318,7 +321,8 @@ def _check_choice(value: Any, choice: Choice, name: str) -> Any:
 
 
 def _chosen(value: Any, choice: Choice, name: str) -> Any:
-  """Returns the chosen value, or the one for a name, or for a dict with a name."""
+  """Returns the frozen value that a name, a dict with a name, or the value itself stands for. A
+  user's import path is kept as text where it is accepted."""
   if choice.user_defined and isinstance(value, str) and names.is_path(value):
     return value
   value_or_name = {"name": value} if isinstance(value, str) else value
@@ -353,8 +357,8 @@ def _check_section(config: Any, path: str, name: str) -> None:
 
 
 def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
-  """Raises unless the config has such a field. The message names the nearest field, also of
-  its sections, or the chosen value that has the field."""
+  """Raises UserError unless the config has such a field. The message names the nearest field, also
+  of its sections, or the chosen value that has the field."""
   known = [field.name for field in dataclasses.fields(config)]
   if head in known:
     return

@@ -1,7 +1,7 @@
 """Optimizers that a config can name, each with its own numbers.
 
-All except dp_adam and dp_sgld use only the noisy mean. So their steps are post-processing: they
-cost no privacy, and no proof depends on them.
+All use the data only through the noisy mean; dp_adam and dp_sgld also use public numbers about its
+noise. So their steps are post-processing: they cost no privacy, and no proof depends on them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _dp_sgld(rate: Any, noise: Noise, prior_precision: float) -> Any:
   )
 
 
-# name -> function of (schedule, noise)
+# Name -> settings whose `make` takes (schedule, noise).
 CENTRAL = {
   "sgd": settings(_sgd, momentum=0.9),
   "adam": settings(lambda rate, noise: optax.adam(rate), optax.adam),
@@ -63,7 +63,7 @@ CENTRAL = {
     optax.contrib.muon,
     weight_decay=0.0,
   ),
-  # Both average the parameters; a run evaluates and releases the average.
+  # The next two average the parameters; a run evaluates and releases the average.
   "schedule_free_sgd": settings(
     lambda rate, noise, b1: optax.contrib.schedule_free_sgd(rate, b1=b1),
     optax.contrib.schedule_free_sgd,
@@ -92,7 +92,7 @@ CENTRAL = {
 }
 # Optimizers whose average of the parameters replaces a falling learning rate.
 SCHEDULE_FREE = ("schedule_free_sgd", "schedule_free_adamw")
-# name -> function of (rate, None), for clients, who start afresh in every round
+# Name -> settings whose `make` takes (rate, None). Clients start them afresh in every round.
 FEDERATED = {
   "sgd": settings(_sgd, momentum=0.0),
   "adam": settings(lambda rate, _: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3), optax.adam),

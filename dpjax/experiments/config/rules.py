@@ -192,7 +192,7 @@ def check(config: Any, *, prefix: str = "") -> None:
 
   Args:
     config: config whose fields have the types of their annotations.
-    prefix: dotted, of the fields' names, where the config is a section of another.
+    prefix: text before the fields' names, such as "train." where the config is a section.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> check(TrainConfig(num_steps=0))
@@ -210,8 +210,8 @@ def check(config: Any, *, prefix: str = "") -> None:
 def check_settings(settings: Any) -> None:
   """Raises UserError for the first field of one dataclass that breaks a rule of its annotation.
 
-  For the `__post_init__` of settings, which so refuses a wrong value at once. Fields of sections
-  are not checked.
+  Settings call it in their `__post_init__`, so that a wrong value is refused at once. Fields of
+  sections are not checked.
 
   >>> from dpjax.experiments.kinds.secure.config import InferTask
   >>> InferTask(num_images=0)

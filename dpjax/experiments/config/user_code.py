@@ -25,9 +25,10 @@ is its author's claim, so `epsilon_kind` is "claimed"; without an event there is
 has proved a user's aggregator or whole federated algorithm, so privacy refuses them. `launch.check`
 finds a layer that mixes examples.
 
-The digest that all keys derive from covers the code at a path, all files of the user that it
-reaches, dpjax itself, and the versions of JAX and of other packages (see `dpjax.run_code`). So
-edited code never shares noise with its earlier version, and a run resumes only with its own code.
+All keys derive from a digest. It covers the code at a path and all files of the user that this code
+reaches. It also covers dpjax itself, and the versions of JAX and of other packages (see
+`dpjax.run_code`). So edited code never shares noise with its earlier version, and a run resumes
+only with its own code.
 result.json lists files with their sha256: those at the paths in `user_code`, all in `code`.
 """
 

@@ -42,7 +42,7 @@ def load(config: Any) -> tuple[Any, Any]:
     return data.load(config.dataset, data_dir=config.data_dir)
 
 
-# Argument of `data.load` that such a config has no field for -> where the data must declare it.
+# Argument of `data.load` for which these configs have no field -> error if the data declare none.
 _DECLARED_BY_DATA = {
   "num_classes": "must declare num_classes, an integer in the file, since counting private labels "
   "would let one record decide the shape of the model",

@@ -94,7 +94,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   declared = data_lib.takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared
   is_user_code = is_path(data.name)
-  # Images, or text with fixed windows and line lengths.
+  # Published data are images, or text with fixed windows and line lengths: no length is cut.
   is_published = data.name.partition(":")[0] in published.PUBLISHED
   text = not is_published and not is_file and not is_user_code
   return (

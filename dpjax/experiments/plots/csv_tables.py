@@ -19,10 +19,10 @@ class CsvTable(NamedTuple):
   """A CSV file.
 
   Attributes:
-    path: of the file.
-    columns: in the order of the file.
-    rows: one for each line; an empty cell is None, and in a column whose other cells are all
-      numbers a cell is a float.
+    path: path of the file.
+    columns: names of the columns, in the order of the file.
+    rows: a dict for each line below the header. An empty cell is None. If all other cells of a
+      column are numbers, they are floats.
   """
 
   path: pathlib.Path
@@ -103,7 +103,7 @@ def read(path: str | os.PathLike) -> CsvTable:
   """Reads a CSV file with a header.
 
   Args:
-    path: of the file.
+    path: path of the file.
 
   Raises:
     UserError: there is no file, text, header or row; two columns have one name, or one has none;
@@ -146,7 +146,7 @@ def read(path: str | os.PathLike) -> CsvTable:
 
 
 def _column(cells: tuple[str, ...]) -> list[Any]:
-  """Returns a column's cells, empty ones as None; as floats where all others are numbers."""
+  """Returns a column's cells: None for an empty one, and floats if all others are numbers."""
   try:
     return [float(cell) if cell.strip() else None for cell in cells]
   except ValueError:

@@ -21,11 +21,11 @@ _WORSE = 1.05
 
 
 def gradients(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Returns the time of each way to clip gradients, over that of an ordinary gradient.
+  """Draws the time of each way to clip gradients, divided by that of an ordinary gradient.
 
   Args:
-    rows: of gradients.csv.
-    title: of the picture.
+    rows: rows of gradients.csv.
+    title: title of the picture; "" for the usual one.
     look: sizes, fonts, style.
   """
   names = list(dict.fromkeys(row["workload"] for row in rows))
@@ -50,21 +50,21 @@ def gradients(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
   platform = rows[0].get("platform", "") if rows else ""
   pictures.dress(axes, look, xlabel="time over that of an ordinary gradient (dashed)")
   pictures.headline(drawn, look, title or f"Clipped gradients on {_machine(platform)}")
-  # The line at 1 is named below the axis.
+  # The label of the x axis names the line at 1, so the key leaves it out.
   handles, _ = axes.get_legend_handles_labels()
   pictures.key(drawn, look, handles)
   return drawn
 
 
 def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Returns memory and roofline of compiled clipped gradients, over an ordinary gradient's.
+  """Draws memory and roofline of compiled clipped gradients, divided by an ordinary gradient's.
 
   Args:
-    rows: of compiled.csv.
-    title: of the picture.
+    rows: rows of compiled.csv.
+    title: title of the picture; "" for the usual one.
     look: sizes, fonts, style.
   """
-  # Without another method than the ordinary gradient there is no ratio to show.
+  # The ordinary gradient is what all ratios are relative to, so it has no ratio to show.
   rows = [row for row in rows if row["method"] != _ORDINARY and row["memory_ratio"]]
   names = list(dict.fromkeys(row["workload"] for row in rows))
   machines = list(dict.fromkeys(row["target"] for row in rows))
@@ -104,11 +104,11 @@ def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figu
 
 
 def federated(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Returns the seconds of a round: over the clients, and of each way to run one cohort.
+  """Draws the seconds of a round: by number of clients, and for each way to run one cohort.
 
   Args:
-    rows: of federated.csv; those about data in memory are left out.
-    title: of the picture.
+    rows: rows of federated.csv; rows about data in memory are left out.
+    title: title of the picture; "" for the usual one.
     look: sizes, fonts, style.
   """
   kept = [row for row in rows if row.get("data_mb") is None and row["median_s"]]
@@ -173,7 +173,7 @@ def _steps(steps: int) -> str:
 
 
 def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> None:
-  """Draws methods below each other, for cohorts of one size."""
+  """Draws methods below each other, each of which was timed for one cohort size."""
   from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
   methods = list(dict.fromkeys(row["method"] for row in rows))
@@ -198,11 +198,11 @@ def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> No
 
 
 def noise_error(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Returns the error of noise inside a secure sum over that of central noise, by bits.
+  """Draws the error of noise inside a secure sum, divided by that of central noise, by bits.
 
   Args:
-    rows: of distributed_noise.csv.
-    title: of the picture.
+    rows: rows of distributed_noise.csv.
+    title: title of the picture; "" for the usual one.
     look: sizes, fonts, style.
   """
   drawn = pictures.new_figure(look, height=3.3)

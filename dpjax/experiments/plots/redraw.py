@@ -29,7 +29,7 @@ class Layout(NamedTuple):
   Attributes:
     words: description of its content.
     columns: columns by which it is recognised.
-    numbers: columns that must hold numbers; rows without one are not drawn, and reported.
+    numbers: columns that must hold numbers; rows without a number are reported, not drawn.
     draw: (table, title, look) -> the picture.
   """
 

@@ -40,9 +40,8 @@ _ROWS = "clients"
 _ALONE = "state"
 # Name of a step's folder while it is written.
 _NEW = ".new"
-_UNFINISHED = (
-  "*.orbax-checkpoint-tmp*"  # what earlier versions left of a save that was cut off
-)
+# Folders that earlier versions left of a save that was cut off.
+_UNFINISHED = "*.orbax-checkpoint-tmp*"
 # File in a step's folder with the digest of each of its files.
 _DIGESTS = "sha256.json"
 
@@ -120,7 +119,7 @@ def _numbers(directory: pathlib.Path) -> list[int]:
 
 
 def _file_digests(step: pathlib.Path) -> dict[str, str]:
-  """Returns SHA-256 digests of a step's files, by path in its folder; leaves out the list."""
+  """Returns SHA-256 digests of a step's files, by path in its folder, except the list of them."""
   paths = sorted(path for path in step.rglob("*") if path.is_file())
   named = {path.relative_to(step).as_posix(): path for path in paths}
   return {name: files.sha256(path) for name, path in named.items() if name != _DIGESTS}
@@ -255,7 +254,7 @@ class Checkpoints:
   def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
     """Returns the meta data, and puts the arrays into the list `into`."""
     step = self.directory / str(self._latest)
-    # For a broken file, Orbax leaves tasks behind whose errors appear much later.
+    # Checked first: for a broken file Orbax leaves tasks behind, whose errors appear much later.
     self._check_files(step)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(_filled(like)))
     args = ocp.args.Composite(
@@ -331,8 +330,8 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
   """Returns Orbax's reader and writer of one step, and deletes unfinished saves.
 
-  This module deletes older steps itself. `ocp.CheckpointManager` would do so before the newest one
-  survives a loss of power."""
+  This module deletes older steps itself. `ocp.CheckpointManager` would delete them before the
+  newest step survives a loss of power."""
   # Orbax logs every save at INFO.
   logging.getLogger("absl").setLevel(logging.ERROR)
   # One failed write fails many tasks of Orbax. Each logs thirty lines through absl's

@@ -1,9 +1,9 @@
 """Digests of configs: names that keep two configs from sharing noise and batches.
 
-| version | names what decides a run                        | runs       |
-| ------- | ----------------------------------------------- | ---------- |
-| 1       | without fields that came later, at an old value | up to 0.2  |
-| 2       | all of it                                       | since then |
+| version | fields that the digest covers                                | runs       |
+| ------- | ------------------------------------------------------------ | ---------- |
+| 1       | all, without fields that came later and have their old value | up to 0.2  |
+| 2       | all                                                          | since then |
 
 A new field needs an entry in `_LATER`, so that published results keep their digest of version 1.
 The field changes every digest of version 2. A result states its version as `digest_version`.
@@ -22,17 +22,17 @@ import numpy as np
 
 from dpjax import names
 
-# Version of runs that begin now.
+# Version of the digest that names the config of a run from now on.
 VERSION = 2
 # Fields that locate data on one machine. The digest of the data covers the content of the data
 # and of their declaration.
 PLACES = ("data_dir", "declaration")
-# Sections of a config in which they may stand.
+# Sections of a config that may hold these fields.
 _OF_DATA = ("data", "train", "federate")
 
 
 def canonical(value: object, exact: bool = False) -> Any:
-  """Converts values to JSON data that are equal exactly where the values are.
+  """Converts a value to JSON data: equal data for equal values, different for different ones.
 
   A field has one type, so 1 and 1.0 are one number there. With `exact`, as under any key
   "options", True, 1 and 1.0 are three values: a user's model may distinguish their types.
@@ -83,11 +83,11 @@ def digest_v2(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def without_places(fields: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a config's fields without those that locate its data: a run stays the same where its
-  data move.
+  """Returns a config's fields without those that locate its data: a run stays the same if its data
+  move.
 
   Args:
-    fields: of a config, as `config.fields.to_dict` gives them.
+    fields: fields of a config, as `config.fields.to_dict` gives them.
 
   >>> without_places({"seed": 1, "data": {"name": "digits", "data_dir": "/tmp"}})
   {'seed': 1, 'data': {'name': 'digits'}}
@@ -104,7 +104,7 @@ def without_places(fields: Mapping[str, Any]) -> dict[str, Any]:
 # --- version 1, for results published earlier
 
 
-# Later fields, in any section -> the behaviour of runs before they existed.
+# Fields that came after version 1, in any section -> value that stands for the behaviour before.
 _LATER: dict[str, Any] = {
   "normalization": {"name": "per_example"},
   "mirrored": False,
@@ -137,7 +137,7 @@ _LATER_OF: dict[str, dict[str, Any]] = {
   "central": {"loss": "auto"},
   "federated": {"loss": "auto", "secure_sum": {"name": "none"}},
   "synthesis": {"method": {"name": "kernel_mean"}},
-  # A central run has always had a budget of memory.
+  # A central run had a budget of memory already in version 1.
   "attack": {"federate.memory_budget_gb": None},
   "relevance": {"adlm.loss_noise": True},
 }
@@ -168,7 +168,8 @@ def digest_v1(kind: str, fields: Mapping[str, Any]) -> bytes:
 def _before(
   fields: Mapping[str, Any], later: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-  """Removes later fields whose value is the earlier behaviour."""
+  """Returns the fields without those that came after version 1 and whose value stands for its
+  behaviour. A disabled audit gets the values that version 1 wrote."""
   kept = {}
   for name, entry in fields.items():
     path = prefix + name

@@ -106,7 +106,7 @@ def report(
     target: a machine that is not here: the run's step is compiled for it, and not timed.
 
   Raises:
-    UserError: whatever the run would be refused for before its first step, in the same line;
+    UserError: anything for which the run would be refused before its first step, in the same line;
       or several processes.
   """
   if jax.process_count() > 1:
@@ -122,9 +122,9 @@ def report(
   loaded = kind.load_data(config, features=False)
   with made_for.compiling_for(target):
     state = state_of(kind.build(config, loaded), folder)
-  # Without a declared number of examples, theirs is public: a guarantee under
-  # add_or_remove_one would be refused. A guarantee for users hides their numbers of
-  # examples.
+  # Without a declared number of examples, the true one is public: a guarantee under
+  # add_or_remove_one would be refused. A guarantee for users also hides how many examples they
+  # have.
   data = loaded[0]
   held = data.dataset if isinstance(data, Federation) else data
   count = f"{held.nominal_size or len(held)} x "
@@ -172,7 +172,7 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   features=False)`.
 
   Raises:
-    UserError: whatever the run would be refused for before its first step.
+    UserError: anything for which the run would be refused before its first step.
   """
   phase, before = first_phase(kind, config, loaded)
   return Rehearsal(phase, timed(phase)[0], before)
@@ -244,7 +244,7 @@ def _blank(
 
 
 def blank(dataset: Dataset, shape: tuple[int, ...], dtype: Any = None) -> Dataset:
-  """Returns as many examples of that shape and type, all zero and of class 0."""
+  """Returns a data set of equal size: examples of that shape and type, all zero and of class 0."""
   dtype = dataset.x.dtype if dtype is None else dtype
   y = np.zeros_like(dataset.y)
   if dataset.in_columns:
@@ -318,7 +318,7 @@ def _minutes(rehearsal: Rehearsal) -> str:
 
 
 def memory() -> str:
-  """Returns the peak memory of this process: it held the data, compiled and took steps."""
+  """Describes the peak memory of this process, which held the data, compiled and took steps."""
   peak = provenance.peak_rss()
   line = f"about {peak / 1e9:.2g} GB at most (estimate: what this dry run took)"
   stats = jax.local_devices()[0].memory_stats() or {}

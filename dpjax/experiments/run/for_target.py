@@ -19,7 +19,7 @@ from dpjax.parallel import targets
 from dpjax.parallel.targets import Compiled, Machine, NotFitting, StepProgram
 from dpjax.validate import UserError
 
-# Each takes as long as a compilation of the step.
+# Largest number of sizes of a microbatch to try. Each try compiles the step.
 _MOST_TRIES = 5
 
 

@@ -31,12 +31,12 @@ from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
-# Key of result.json: the most that any membership attack can do, by the proof of epsilon.
+# Keys of result.json: the most that any membership attack can do, by the proof of epsilon.
 MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
 ADVANTAGE = "max_advantage"
 
-# Old name, for one release: users' kinds of runs print it.
+# Old names, for one release: users' kinds of runs use them.
 __getattr__ = _moved.names_of_module(__name__, told="summary", Promise="Guarantee")
 
 
@@ -59,9 +59,8 @@ class Guarantee:
   step_event: Callable[[int], DpEvent] = lambda step: NoOpDpEvent()
   remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
   curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after so many steps
-  statement: Callable[[int], str] = lambda steps: (
-    accounting.NOTHING
-  )  # in words, after so many
+  # Number of steps -> the guarantee after them, in words.
+  statement: Callable[[int], str] = lambda steps: accounting.NOTHING
   accounted_delta: float | None = None  # of the ledger: delta less what is set aside
   l2_bound: float = math.inf  # of one record's part in a step
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
@@ -189,9 +188,9 @@ def of_plan(
   """Returns the guarantee of a plan that runs on that many records.
 
   Args:
-    ran: plan of the steps that really run. `plan` is then that of a larger deployment with
+    ran: plan of the steps that really run. `plan` is then the plan of a larger deployment with
       `deployed` records, and the guarantee is simulated. None: `plan` itself runs.
-    unit: whose data are one record; "" for the plan's own word.
+    unit: whose data are one record, such as "user"; "" for the unit of the plan.
     note: text before the plan's statement.
     release: whether noise is on a grid, with keys of the operating system; see `released`.
 
@@ -314,8 +313,8 @@ NONE = Guarantee("none", None, "")
 def deltas_of_ledger(result: Mapping[str, Any]) -> tuple[Any, ...]:
   """Returns the deltas at which the ledger of a result.json may have the result's epsilon.
 
-  It is `accounted_delta` where the result has it. Earlier versions did not write it: there it is
-  all of delta, or what a plan leaves of it for the steps.
+  The delta is `accounted_delta` where the result has it. Otherwise it is all of delta, or in a
+  result of an earlier version the part of delta that a plan leaves for the steps.
   """
   if "accounted_delta" in result:
     return (result["accounted_delta"],)

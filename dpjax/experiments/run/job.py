@@ -49,7 +49,7 @@ class Phase(NamedTuple):
   evaluate: Callable[[Any], Scores] | None
   # (folder, the last state): writes files beside params.npz
   write: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
-  # The event of each step; None: it is accounted elsewhere.
+  # Guarantee, with the event of each step. None: the loop accounts for no step of this phase.
   guarantee: Guarantee | None = None
   row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
   observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}  # more of a row
@@ -67,7 +67,7 @@ class Phase(NamedTuple):
   # Parts of result.json known before the first step. For a `single` job these include its
   # task, dataset and method.
   planned: Callable[[], Result] = dict
-  # The other parts: (state, the guarantee's facts, rows of metrics).
+  # Other parts of result.json, from (state, the guarantee's facts, rows of metrics).
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
 
   @property
@@ -92,12 +92,10 @@ class RunOutcome(NamedTuple):
 
   params: Any
   result: Callable[[pathlib.Path], Result]  # folder -> the part of result.json of this kind
-  write: Callable[[pathlib.Path], None] = lambda folder: (
-    None
-  )  # other files, before result.json
-  finish: Callable[[pathlib.Path], None] = lambda folder: (
-    None
-  )  # files made from result.json
+  # Writes other files, before result.json.
+  write: Callable[[pathlib.Path], None] = lambda folder: None
+  # Writes files that are made from result.json.
+  finish: Callable[[pathlib.Path], None] = lambda folder: None
   saved_as: str = owner.PARAMS  # name of the file of `params` in the folder
 
 
@@ -138,8 +136,12 @@ def every(count: int, step: int, num_steps: int) -> int | None:
 
 
 def single(phase: Phase) -> Schedule:
-  """Returns the schedule of a run with one phase. Raises UserError, before the run's folder is
-  claimed, where the phase would exceed its budget or lacks a required part of its result."""
+  """Returns the schedule of a run with one phase.
+
+  Raises:
+    UserError: the phase would exceed its budget, or lacks a required part of its result. The run's
+      folder is not claimed yet.
+  """
   checked_phase(phase)
   planned = phase.planned()
   missing = [name for name in _PLANNED if name not in planned]
@@ -148,7 +150,7 @@ def single(phase: Phase) -> Schedule:
       f"must return {', '.join(missing)}, too; got {planned!r}", field="Phase.planned"
     )
   if phase.guarantee is not None:
-    # Here, so that a run that may not begin claims no folder.
+    # Checked here, so that a run that may not begin claims no folder.
     phase.guarantee.check_budget(Ledger())
 
   def drawn(folder: pathlib.Path) -> None:
@@ -174,7 +176,8 @@ def single(phase: Phase) -> Schedule:
 def _write_curve(phase: Phase, trained: TrainedPhase, folder: pathlib.Path) -> None:
   """Writes the trade-off curve of a run whose epsilon is proved beside its result.
 
-  The file holds only rates. It could not state that a bound is claimed, or of a deployment.
+  The file holds only rates. It could not state that a bound is only claimed, or is one of a larger
+  deployment.
   """
   guarantee = phase.guarantee or NONE
   if guarantee.kind != "proved":

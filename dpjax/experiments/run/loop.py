@@ -62,7 +62,7 @@ __getattr__ = _moved.names_of_module(
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-# Seconds between two checkpoints of a phase that names none.
+# Seconds between two checkpoints of a phase without `save_every`.
 SAVE_SECONDS = 10.0
 
 
@@ -176,7 +176,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
     hook = None
     # Kinds of runs without the field have no hook.
     if processes.is_first() and getattr(job.config, "writer", None) is not None:
-      # Few runs have one, so few import it.
+      # Imported here: few runs have a hook.
       from dpjax.experiments.run import row_hooks
 
       hook = row_hooks.of_run(job.config, folder)
@@ -189,7 +189,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
 
 
 def _check_processes(job: Job) -> None:
-  """Raises UserError for several processes where the run supports one."""
+  """Raises UserError for several processes where the run supports only one."""
   count = jax.process_count()
   if count == 1:
     return
@@ -321,7 +321,7 @@ def signals() -> Iterator[list[int]]:
       continue
     try:
       previous[signum] = signal.signal(signum, lambda s, _: received.append(s))
-    # Not in the main thread, whose owner handles the signals.
+    # This is not the main thread: whoever runs that thread handles the signals.
     except ValueError:
       continue
   try:

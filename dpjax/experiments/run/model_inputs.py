@@ -106,7 +106,7 @@ def of(
   is_table = tables.is_table(config.name)
   return ModelInputs(
     shape=tuple(map(int, shape)),
-    # Features of texts are numbers, and their inputs are not.
+    # Features of texts are real numbers, but their inputs are tokens.
     dtype=str(dataset.x.dtype) if dataset.vocab_size is None else "int32",
     num_classes=dataset.num_classes,
     vocab_size=dataset.vocab_size,

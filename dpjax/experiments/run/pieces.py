@@ -25,8 +25,8 @@ def filled(
   """Returns a phase whose step t computes piece t; the arrays are its result.
 
   Args:
-    init: the arrays before the first piece.
-    fill: (the arrays, t), which it changes in place.
+    init: () -> the arrays before the first piece.
+    fill: (arrays, t) -> None; writes piece t into the arrays, in place.
     name, evaluate, subfolder: as `Phase` has them.
   """
 

@@ -18,8 +18,8 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 
 
 def versions() -> dict[str, str | None]:
-  """Returns versions of everything that determines a result, and the git commit; None where
-  unknown.
+  """Returns the versions of dpjax, of Python and of libraries that compute a result, and the git
+  commit; None where unknown.
 
   >>> sorted(versions())[:4]
   ['dp_accounting', 'dpjax', 'flax', 'git_commit']
@@ -46,7 +46,7 @@ def device(used: int | None = None, mesh: str | None = None) -> str:
 
 
 def peak_rss() -> int:
-  """Peak memory of this process in bytes. On Linux it counts from the program's start:
+  """Returns the peak memory of this process in bytes. On Linux it counts from the program's start:
   `getrusage` reports at least the memory of the process that started it."""
   peak = process_memory("VmHWM")
   # ru_maxrss is in bytes on macOS and in kilobytes on Linux.
@@ -55,11 +55,11 @@ def peak_rss() -> int:
 
 
 def process_memory(field: str, *, forget_peak: bool = False) -> int | None:
-  """Memory of this process in bytes, as Linux reports it: "VmRSS", or the peak "VmHWM";
-  None elsewhere.
+  """Returns the memory of this process in bytes, as Linux reports it; None elsewhere.
 
   Args:
-    forget_peak: resets the peak first.
+    field: "VmRSS", the memory now, or "VmHWM", its peak.
+    forget_peak: whether to reset the peak first.
   """
   try:
     if forget_peak:
@@ -73,10 +73,10 @@ def process_memory(field: str, *, forget_peak: bool = False) -> int | None:
 
 
 def git_commit(package: pathlib.Path) -> str | None:
-  """The commit of the repository whose top folder holds the package; None if there is none.
+  """Returns the commit of the repository whose top folder holds the package; None without one.
 
-  A package installed into some other project's tree must not borrow that project's
-  commit, so the package has to lie at the top of the repository and be tracked there.
+  A package installed into some other project's tree must not borrow that project's commit. So the
+  package has to lie at the top of the repository, and be tracked there.
   A commit with uncommitted changes to tracked files carries "-dirty".
   """
   top = _git(package, "rev-parse", "--show-toplevel")

@@ -30,7 +30,7 @@ WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
 # Runs longer than this many seconds get extra points of epsilon, which take about two seconds.
 _LONG = 60.0
 _POINTS = 12
-# Evaluations that are marked, each by itself.
+# Largest number of evaluations that each get a marker.
 _FEW = 30
 Row = dict[str, Any]
 
@@ -132,7 +132,7 @@ def meaning(result: Row) -> str:
     return "" if kind is None else "not private"
   delta = result["delta"]
   relation = pictures.relation_in_words(result["neighboring_relation"], result["unit"])
-  # Text where several runs have several deltas.
+  # `delta` is text where several runs have several deltas.
   shown = upper(delta) if isinstance(delta, float) else delta
   return f"{kind}, delta = {shown}, {relation}"
 
@@ -241,9 +241,9 @@ def read_entries(path: pathlib.Path, kind: Any) -> list[Any]:
   """Returns a benchmark's entries from its CSV; none where there is no such file.
 
   Args:
-    path: as `write_entries` wrote it. A column that is missing is empty.
-    kind: the NamedTuple of an entry, whose annotations are `str`, or `int` or `float` and perhaps
-      None, which is an empty cell.
+    path: file that `write_entries` wrote. A column that is missing counts as empty.
+    kind: NamedTuple of an entry. Its annotations are `str`, `int` or `float`; the latter two may
+      allow None, which is an empty cell.
   """
   if not path.exists():
     return []

@@ -39,7 +39,7 @@ def _mlflow(
   return (lambda step, row: library.log_metrics(row, step=step)), library.end_run
 
 
-# Name of a service, which is that of its package -> (library, name, config) -> (log, end).
+# Name of a service and of its package -> function (library, name, config) -> (log, end).
 SERVICES = {"wandb": _wandb, "mlflow": _mlflow}
 
 
@@ -85,7 +85,7 @@ class RowHook:
 
 
 def check(name: str | None, *, release: bool) -> None:
-  """Raises UserError for a hook that cannot be called, or a service in a release.
+  """Raises UserError for a hook that cannot be called, a missing package, a service in a release.
 
   >>> check(None, release=True)
   >>> check("wandb", release=True)
@@ -131,7 +131,7 @@ def of_run(config: Config, folder: pathlib.Path) -> RowHook | None:
   """Returns the hook that a config names; None where it names none.
 
   Args:
-    config: of a kind with or without a field `writer`.
+    config: config of a run, whose kind may have no field `writer`.
     folder: folder of the run; a service shows its name.
   """
   name = getattr(config, FIELD, None)

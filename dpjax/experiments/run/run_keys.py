@@ -31,7 +31,7 @@ from dpjax.experiments.run import config_names
 from dpjax.types import Config
 from dpjax.validate import UserError
 
-# keys of a run's memory
+# Keys of the data that a run stores in its checkpoints (`to_meta`).
 _DATA = "data_sha256"
 _RELEASE_KEYS = "release_streams"
 _USER_CODE = "user_code"
@@ -88,7 +88,7 @@ def digest_of(config: Config, digest: bytes) -> bytes:
 
 
 def _types(value: Any) -> list[Any]:
-  """Returns types of a config and of its values, and the modules that build their runs."""
+  """Returns the user's types of a config and its values, and the modules that build their runs."""
   type_list: list[Any] = []
   if isinstance(value, (list, tuple)):
     return [each for part in value for each in _types(part)]
@@ -175,7 +175,7 @@ def ledger_name(config: bytes) -> str:
   return hashlib.sha256(b"dpjax ledger" + config).hexdigest()[:16]
 
 
-# --- a run's memory, in its checkpoints alone
+# --- data that a run stores, in its checkpoints alone
 
 
 def to_meta(
@@ -185,7 +185,7 @@ def to_meta(
   run: str = "",
   code: run_code.Code | None = None,
 ) -> dict[str, Any]:
-  """Returns what a run must store before any computation. Never write it elsewhere.
+  """Returns what a run must store before any computation, in its checkpoints and nowhere else.
 
   Args:
     data: the digest of its data. released: keys of a release, which cannot be derived again.
@@ -249,9 +249,10 @@ def data_of(meta: Mapping[str, Any]) -> bytes | None:
 def check_data(
   meta: Mapping[str, Any] | None, data: bytes, *, name: str, workdir: object
 ) -> None:
-  """Raises UserError unless the stored data are these; None: the run has not begun.
+  """Raises UserError unless the stored data are these.
 
   Args:
+    meta: result of `to_meta`; None: the run has not begun, so any data are accepted.
     name: name of the data, for the message. It never holds a digest.
   """
   if meta is None:
@@ -280,11 +281,12 @@ def check_code(
   workdir: object,
   done: bool = False,
 ) -> None:
-  """Raises UserError unless the stored code is this code; None: the run has not begun.
-  Resuming with other code would give two steps the same noise.
+  """Raises UserError unless the stored code is this code. Resuming with other code would give two
+  steps the same noise.
 
   Args:
-    meta: result of `to_meta`, or a run's result. user_code: `names.sources`. code: `names.code`.
+    meta: result of `to_meta`, or a run's result; None: the run has not begun, so any code is
+      accepted. user_code: `names.sources`. code: `names.code`.
     done: whether the run has ended, so that nothing more is drawn. Then other versions of dpjax
       and of packages are accepted, and so is a result without a record of its code.
   """
@@ -302,7 +304,7 @@ def check_code(
       value=user_code.get(changed[0], {}).get("path"),
     )
   held = meta.get(CODE)
-  # Hashes of code are only in checkpoints: a result never contains them.
+  # Hashes of the code's inputs are only in checkpoints: a result never contains them.
   if _DATA in meta:
     run_code.check_inputs(meta.get(_INPUTS), code, workdir=workdir)
   if done:

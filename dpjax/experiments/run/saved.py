@@ -1,9 +1,10 @@
 """Parameters in a `params.npz` of an earlier run: reading them, and starting from them.
 
 The guarantee of a run that starts from them covers only records that did not influence them. So
-their origin must be known. The result.json beside a params.npz, bound to it by a digest, names the
-data that it was trained on, and those of its own first parameters. If the run's own data are found
-among them, by name, file or digest, the file is refused. The privacy statement names the others.
+their origin must be known. The result.json beside a params.npz is bound to it by a digest. It names
+the data of that training, and of the parameters that the training itself began from. If the run's
+own data are found among them, by name, file or digest, the file is refused. The privacy statement
+names the others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dpjax.experiments.run import run_keys, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-# Key of result.json: data sets, the last one first.
+# Key of result.json: data sets that the first parameters depend on, the last one first.
 PRETRAINED_ON = "pretrained_on"
 # Data sets of random numbers, which contain nobody's record.
 SYNTHETIC = ("random_process",)
@@ -41,7 +42,7 @@ def read(path: str, field: str) -> dict[str, np.ndarray]:
       floating point numbers, is not in this machine's byte order, or holds NaN or infinity.
   """
   at = f"{field}={path!r}"
-  # Most runs begin from random numbers.
+  # Imported here: most runs begin from random numbers.
   from dpjax.data import npz
 
   with validate.about(f"{at}: is no params.npz"):
@@ -70,8 +71,8 @@ def in_place_of(
   """Returns the arrays in the structure of `like`. Leaves named in `fresh` stay unchanged.
 
   Raises:
-    UserError: beginning with `label`, other leaves or shapes: of another model; or numbers that
-      its dtypes cannot hold.
+    UserError: leaves or shapes of another model, or numbers that the dtypes of `like` cannot hold.
+      The message begins with `label`.
   """
   leaves = trees.named_leaves(like)
   treedef = jax.tree.structure(like)
@@ -123,7 +124,7 @@ def begun(path: str | None, params: Params) -> Params:
   `head`, starts afresh where its shape differs (other classes).
 
   Raises:
-    UserError: no params.npz, or that of another model.
+    UserError: no params.npz, or one of another model.
   """
   if path is None:
     return params
@@ -149,7 +150,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   None.
 
   Args:
-    data_name, train: the run's own.
+    data_name, train: name and training data of this run.
 
   Raises:
     UserError: a params.npz lacks its result, so its data are unknown; or the run's own data are

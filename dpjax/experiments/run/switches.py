@@ -4,11 +4,11 @@ A switch is a field that decides which other fields are read, such as `privacy.m
 command line, or a row of a table, sets a switch, the run may no longer read some fields of the
 config. `settled` resets these. So one flag makes the non-private twin of a private run.
 
-A field that a run reads is never reset. A field is reset only where the tables of `unused` say
-that the changed config does not read it, and they must still say so after the reset. So every
-epsilon follows from the fields in config.json, and no default takes effect by itself. Still
-refused are: an unread field that was set together with the switch, a config that contradicts
-itself without a switch, and a combination that nobody has proved.
+A field that a run reads is never reset. The tables of `unused` must say that the changed config
+does not read it, before the reset and after it. So every epsilon follows from the fields in
+config.json, and no default takes effect by itself. Still refused are: an unread field that was set
+together with the switch, a config that contradicts itself without a switch, and a combination that
+nobody has proved.
 
 In a config of several runs, a field is dropped where none of its runs reads it any more. Fields
 set by its rows, variants or curves are never dropped: they say what is compared. Where a switch
@@ -37,8 +37,8 @@ def settled(
   unread: Callable[[Any], Unused],
   was_read: Callable[[str], bool],
 ) -> tuple[Any, list[str]]:
-  """Returns the config with values reset that nothing reads since a switch, and their dotted
-  names.
+  """Returns the config, with every field reset that a switch left unread, and the dotted names of
+  those fields.
 
   Args:
     explicit: fields that were set together with the switch; they, and fields in them, stay.
@@ -239,8 +239,8 @@ def unread_by_all(config: Any, tables: Sequence[Mapping[str, str]]) -> Unused:
 def _check(
   before: Any, config: Any, explicit: Sequence[str], kind: Kind, *, dropped: bool
 ) -> None:
-  """Raises UserError where the run would, so that an error stands alone, without the line; and
-  where a switch makes a field of the file's own columns meaningless."""
+  """Raises UserError for a config whose run would be refused, so that the error stands without the
+  line of dropped fields. It says so where a switch makes the file's own columns meaningless."""
   columns = [name for name in kind.columns if getattr(config, name)]
   columns = [] if {path.partition(".")[0] for path in explicit} & {*columns} else columns
   if not (dropped or columns):

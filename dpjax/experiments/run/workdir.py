@@ -1,4 +1,4 @@
-"""The folder of one run: its owner, memory, lock and result."""
+"""The folder of one run: its config, the data that it stores to resume, its lock and its result."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ CONFIG = "config.json"
 PARAMS = "params.npz"
 # Key of result.json: digests of the files beside it.
 FILES = "files_sha256"
-# Key of result.json and of the run's memory.
+# Key of result.json and of run.json (`remember`): digest of config and result (`sealed`).
 SEAL = "run_sha256"
-# Key of the run's memory: the digest of its other entries.
+# Key of run.json: the digest of its other entries.
 _SELF = "sha256"
-# Files written before the result, or after it, or redrawn.
+# Files of which the result holds no digest: config, lock, the result itself, and reports, which
+# can be redrawn.
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *writers.REPORT)
 
 
@@ -98,8 +99,8 @@ def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]
   Otherwise the folder would refuse the corrected config, which is another one.
 
   Args:
-    fresh: the folder was claimed by this very process, and the run is no release: the keys
-      of a release are never drawn twice for one folder.
+    fresh: whether this very process claimed the folder, and the run is no release. The keys of a
+      release are never drawn twice for one folder.
   """
   try:
     yield

@@ -137,7 +137,7 @@ def reported_in_one_line(what: str) -> Iterator[None]:
     what: name of what is written, such as "checkpoint=FOLDER".
 
   Raises:
-    Unwritable: with the reason's errno.
+    Unwritable: the file system refuses the write; its errno is the reason.
   """
   try:
     yield
@@ -166,7 +166,7 @@ def space_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Ite
     yield
   except Exception as error:
     code = refusal(error)
-    # A user's error about a file has its own line.
+    # A user's error about a file is one line already.
     if code is None or (isinstance(error, UserError) and not isinstance(error, Unwritable)):
       raise
     try:
@@ -205,12 +205,11 @@ def alone_in(workdir: pathlib.Path, subfolder: str = "") -> Iterator[int]:
   # Opening a pipe without a reader would never return, and locking a device would lock it
   # for all runs.
   validate.no_pipe(path, str(path))
-  with open(
-    path, "ab", opener=private
-  ) as file:  # network file systems lock only files that are open for writing
+  # Opened for writing, since network file systems lock no other files.
+  with open(path, "ab", opener=private) as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      # A lock on a file that was deleted in between excludes nobody.
+      # A lock on a file that was deleted since it was opened excludes nobody.
       held = os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
       held = False

@@ -70,7 +70,7 @@ def points(config: AttackConfig) -> list[Point]:
 
 def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
   """Resets the section that this row does not attack to its default."""
-  # A row's changes in the unused section would be shown as its defence.
+  # Refused, since changes in the unused section would be shown as the row's defence.
   for name, value in changes.items():
     if name.partition(".")[0] == other(run):
       raise WouldBeIgnored(

@@ -41,9 +41,9 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   done = [row for row in rows if row["status"] == "done"]
   kinds = {row["epsilon_kind"] for row in done}
   meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
-  # Several partitions into users: one run's user is not a user of another run.
+  # With several partitions into users, a user of one run need not be a user of another.
   dealt = len(_populations(rows)) > 1 and any(row["unit"] == "user" for row in done)
-  # Basic composition needs one relation, one unit and a proof for each of the runs.
+  # Basic composition needs one relation, one unit, and an epsilon of every run itself.
   if not done or kinds & {"none", "simulated"} or len(meanings) > 1 or dealt:
     return {"runs": len(done), "epsilon": None, "delta": None, "epsilon_kind": "none"}
   relation, unit = meanings.pop()
@@ -67,7 +67,7 @@ def _populations(rows: list[Row]) -> set[str | None]:
 def population(config: Any) -> str:
   """Describes the data of a run, and for a federated run how records form users.
 
-  Where two descriptions are equal, so are the units that are hidden.
+  Two runs with equal descriptions protect the same units: the same records, or the same users.
   """
   return population_of(fields.to_dict(config))
 

@@ -44,7 +44,7 @@ def sweep_report(
     series: key whose values become separate lines.
     references: (label, x, y) of published results, listed in the key. At an epsilon of 0 it is
       a model that saw no private data: a horizontal line.
-    title: of the picture.
+    title: title of the picture.
 
   Raises:
     UserError: a run has no such key, or its value is no number.
@@ -90,7 +90,7 @@ def summarize(
 
 
 def place(row: Row, x: str) -> float | None:
-  """Returns the place of a run on the axis; None without an epsilon.
+  """Returns the place of a run on the axis; None on an axis of epsilon for a run without one.
 
   >>> place({"alpha": "inf"}, "alpha"), place({"epsilon_kind": "none"}, "epsilon")
   (inf, None)
@@ -110,7 +110,7 @@ def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) ->
     x: key[1],
     "seeds": len(rows),
     "not_finite": len(rows) - len(values),
-    # rounded only once, so that min <= mean <= max
+    # This mean is rounded only once, so that min <= mean <= max.
     f"{y}_mean": statistics.mean(values or [math.nan]),
     f"{y}_min": min(values, default=math.nan),
     f"{y}_max": max(values, default=math.nan),

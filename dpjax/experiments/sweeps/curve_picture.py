@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _OURS = "this sweep"
-# More lines than these are told apart by panels of their own.
+# Largest number of lines that share a panel. If there are more, each has a panel.
 _FEW = 4
-# What published epsilons are of, where nothing else is said.
+# Beginning of the neighbouring relation that published epsilons are taken to have.
 _USUAL = "add or remove"
-# Inches of a panel: of many, and of one.
+# Width and height in inches of one of many panels, and of one of few.
 _PANEL = (1.6, 1.7)
 _WHOLE = (3.0, 2.5)
-# From this accuracy on, and over this range, errors are drawn on a logarithmic axis.
+# Error rates are drawn, on a logarithmic axis, in place of accuracies: if the best accuracy is at
+# least _CROWDED, and the largest error at least _RANGE times the smallest.
 _CROWDED = 0.9
 _RANGE = 2.0
 # Where x spans this factor, its axis is logarithmic.
@@ -77,19 +78,19 @@ def figure(
 ) -> Figure:
   """Returns the picture of the groups that `curve.summarize` makes, or that curve.csv holds.
 
-  - Up to four lines share axes, with their names at their ends. Of more each has a panel, with
-    the others of its neighbouring relation in grey behind.
+  - Up to four lines share axes, with their names at their ends. If there are more, each has a
+    panel, with the others of its neighbouring relation in grey behind.
   - Where accuracies crowd below 1, the error rate is drawn, on a logarithmic axis.
-  - Where each series is one point at one x, they stand below each other.
+  - Where every series is one point at the same x, the points stand below each other.
 
   Args:
-    groups: one per (series, x).
+    groups: rows, one per (series, x).
     x: the column of x.
     y: the name whose mean, smallest and largest value have columns.
     series: the column that names lines.
     references: (label, x, y) of published results; at an epsilon of 0 a horizontal line.
-    title: of the picture.
-    repeats: what a point is the mean of.
+    title: title of the picture.
+    repeats: word for the runs that a point is the mean of.
     look: sizes, fonts, style.
   """
   references = list(references)
@@ -137,7 +138,7 @@ def _curves(
   *,
   many: bool,
 ) -> Figure:
-  """Returns a picture of lines: of many each has a panel, few share one for each relation."""
+  """Returns a picture of lines. Many lines have a panel each; few share one for each relation."""
   panels = _panels(lines, relations, many=many)
   small, high = _PANEL if many else _WHOLE
   wide = min(look.across(small), len(panels))
@@ -149,11 +150,12 @@ def _curves(
     mine = next((line.relation for line in panel if line.relation), "")
     alike = [line for line in lines if line.relation in ("", mine)]
     behind = [line for line in alike if line not in panel] if many else []
-    # Published epsilons are of the usual relation, so they are drawn beside no other one.
+    # Published epsilons are taken to have the usual relation. Where panels differ in relation, only
+    # panels of the usual one show them.
     usual = len(relations) == 1 or mine.startswith(_USUAL)
     beside = [entry for entry in references if usual or _is_public(axis, entry[1])]
     _panel(axes, panel, behind, axis, beside, look)
-    # Of many panels only those of another relation than the first name theirs.
+    # Many panels name a relation only where it is not the first one, which the note names.
     is_named = len(relations) > 1 and not (many and mine in ("", relations[0]))
     _dress(axes, panel, axis, look, name=many, relation=mine if is_named else "")
     # Names of axes that panels share stand once.
@@ -171,7 +173,7 @@ def _curves(
 def places(values: Sequence[float | None]) -> dict[float | None, float]:
   """Returns where each value of x is drawn, if one of them is infinite: side by side, in order.
 
-  Otherwise nothing: each has its own place on an axis.
+  Otherwise {}: each value has its own place on an axis.
 
   >>> places([0.1, math.inf, 0.5]), places([0.1, 0.5])
   ({0.1: 0.0, 0.5: 1.0, inf: 2.0}, {})
@@ -200,7 +202,7 @@ def _lines(groups: Sequence[Row], axis: Axis, series: str | None, look: Look) ->
   base = ""
   for index, label in enumerate(labels):
     mine = [group for group in groups if not series or str(group[series]) == label]
-    # "the same, DP-FTRL" names a line only beside the one above it.
+    # "the same, DP-FTRL" refers to the line above it, whose name is written out here.
     again = label.startswith("the same,")
     base = base if again else label
     name = label.replace("the same", base, 1) if again and base else label
@@ -292,12 +294,12 @@ def _panel(
 
 
 def _reference_marker(index: int) -> str:
-  """Returns the marker of a published result: those of our lines are others."""
+  """Returns the marker of a published result, which no line of ours has."""
   return pictures.REFERENCE_MARKERS[index % len(pictures.REFERENCE_MARKERS)]
 
 
 def _is_public(axis: Axis, at: float) -> bool:
-  """Whether a reference saw no private data: its epsilon is 0, which a log axis has not."""
+  """Whether a reference saw no private data: its epsilon is 0, which has no place on a log axis."""
   return at == 0 and axis.x.endswith("epsilon")
 
 
@@ -327,12 +329,12 @@ def _meaning(groups: Sequence[Row], relations: list[str], *, many: bool) -> str:
     return ""
   kinds = " / ".join(dict.fromkeys(str(group["epsilon_kind"]) for group in private))
   deltas = dict.fromkeys(group["delta"] for group in private)
-  # Text where several runs of a point have several deltas.
+  # A delta is text where several runs of a point have several deltas.
   shown = [upper(value) if isinstance(value, float) else str(value) for value in deltas]
   meaning = f"epsilon: {kinds}, delta = {' / '.join(shown)}"
   if len(relations) == 1:
     return f"{meaning}, {relations[0]}"
-  # Of few panels each names its relation itself.
+  # If panels are few, each names its own relation.
   return f"{meaning}, {relations[0]} where a panel names no other" if many else meaning
 
 
@@ -370,7 +372,7 @@ def _scale(
     names = [by_name(axis.x, at) if at is not None else "" for at in axis.places]
     axes.set_xticks(list(axis.places.values()), names)
     return
-  # The epsilons that were run, rather than powers of ten without a run.
+  # Ticks stand at values that were run, not at powers of ten without a run.
   ticks = sorted({at for group in groups if (at := group[axis.x]) is not None and at > 0})
   ticks = ticks or sorted({at for _, at, _ in references if at > 0})
   # On a linear axis all but the largest would stand on one place.
@@ -448,7 +450,7 @@ def _dots(
   references: list[tuple[str, float, float]],
   look: Look,
 ) -> Figure:
-  """Returns a picture of one point a series, below each other, a panel for each relation."""
+  """Returns a picture of one point a series, one below the other, a panel for each relation."""
   relations = list(dict.fromkeys(line.relation for line in lines))
   height = 1.1 + (look.font_size * 1.7 / 72) * len(lines) + 0.3 * len(relations)
   drawn = pictures.new_figure(look, height=height)

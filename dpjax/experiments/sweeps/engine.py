@@ -43,9 +43,8 @@ class Point(NamedTuple):
   name: str  # folder name: readable, unique, the same in every process
   config: Any
   overrides: dict[str, Any]  # what distinguishes it from the other runs; in its row, too
-  dropped: tuple[
-    str, ...
-  ] = ()  # fields of the whole that it does not read; see `resettled`
+  # Fields of the whole config that this run does not read; see `resettled`.
+  dropped: tuple[str, ...] = ()
 
 
 class Grid(NamedTuple):
@@ -88,7 +87,7 @@ def spread(
     for variant, fixed in variants.items()
   }
   axes = {variant: axes_of(config) for variant, config in bases.items()}
-  # Counted before they are made: a typing error in an axis may ask for billions.
+  # Runs are counted before they are made: a typing error in an axis may ask for billions.
   count = sum(math.prod(map(len, values.values())) for values in axes.values())
   if count > rules.MOST_RUNS:
     raise UserError(f"has {count} runs; must be at most {rules.MOST_RUNS}", field=name)
@@ -108,7 +107,7 @@ def resettled(
 ) -> list[tuple[Any, list[str]]]:
   """Removes unread fields from each (run, fields that it sets over the base).
 
-  A value of the base stays, to be refused, where neither the base nor any run reads it, or where
+  A value of the base stays, so that it is refused, if neither the base nor any run reads it, or if
   the run sets it itself. Beside each run are the names of the fields that it drops.
   """
   tables = [unread(config) for config in (base, *(config for config, _ in runs))]
@@ -141,8 +140,8 @@ def expand(
     point: (variant's name, config of the run, the axes' values) -> the run.
     check: (config of a run) -> None; refuses whatever can be judged without data.
     name, where: names of the whole and of the variants, for errors.
-    unread: (config) -> the fields that its run does not read. What only other runs read of the
-      base is then dropped (`resettled`). None: all of the base stays.
+    unread: (config) -> the fields that its run does not read. Fields of the base that only other
+      runs read are then dropped (`resettled`). None: all of the base stays.
 
   Raises:
     UserError: an unknown field, an ill-typed value, more than `rules.MOST_RUNS` runs; what
@@ -186,7 +185,7 @@ def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[P
     only: name of a variant or of a run, or a pattern of it, as of files in a shell; None for all.
 
   Raises:
-    UserError: a pattern of none.
+    UserError: the pattern fits no variant and no run.
   """
   if only is None:
     return points
@@ -207,17 +206,17 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
   `grid.draw`.
 
   Args:
-    num_processes: more than 1: as many runs at a time, each in a process of this machine, which
-      holds data of its own (`side_by_side`).
+    num_processes: number of runs at a time. With more than 1, each runs in a process of this
+      machine, which holds data of its own (`side_by_side`).
 
   Returns:
     One row per point, in the order of the points: name, status ("done" or "failed"), error,
     population (whose data they are), what `grid.kept` keeps, and the point's overrides. With
-    `grid.only` those of its part; sweep.json keeps what had failed of the rest as well.
+    `grid.only`, only points of that part (`part`); sweep.json also keeps failed runs of the rest.
 
   Raises:
-    UserError: `grid.only` names none; another process is at work in the folder, or it is that of
-      a single run. A UserError of one run is recorded in its row, and the others go on.
+    UserError: `grid.only` fits no point; another process is at work in the folder, or the folder is
+      that of a single run. A UserError of one run is recorded in its row, and the others go on.
   """
   validate.folder(workdir=workdir)
   side_by_side.check(num_processes)
@@ -249,7 +248,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
       if grid.tell is not None and row["status"] != "failed":
         line = f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
       writers.say(f"[{count}/{len(now.points)}] {line}")
-      # For finished runs the same picture is not drawn again.
+      # A run that an earlier call finished is in the picture already: no need to draw it again.
       if ran or count == len(now.points):
         _save(grid, workdir, _in_order(grid, left_out | rows))
     print(writers.read_json(workdir / FILE)["statement"], flush=True)
@@ -316,7 +315,7 @@ class _Work:
   def __call__(self, point: Point) -> tuple[Row, bool]:
     ran = not _result_of(point, self._workdir).exists()
     row = _row(self._grid, point, folder(self._workdir, point.name), self._load)
-    # Otherwise fragmented memory of one run would add to the peak of the next.
+    # Freed memory is given back. Otherwise that of one run would add to the peak of the next.
     allocator.give_back()
     return row, ran
 
@@ -332,7 +331,8 @@ def grouped(points: Iterable[Point]) -> list[Point]:
 def _data_key(config: Any) -> str:
   held = fields.to_dict(config)
   parts = [held[name] for name in ("data", "model", "partition") if name in held]
-  # features are standardised one by one, or left unscaled for statistics over all
+  # The normalization decides whether features are standardised one by one, or stay unscaled for
+  # statistics over all examples.
   parts.append(held.get("privacy", {}).get("normalization", {}).get("name"))
   return json.dumps(writers.plain(parts))
 

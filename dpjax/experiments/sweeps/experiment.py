@@ -1,8 +1,8 @@
 """Experiments of `dpjax.relevance`: every curve at every epsilon with every seed, as a grid.
 
-Runs that share data and net share model 1 of the paper and its relevance, whose seconds count for
-the first of them. A run's folder remembers its data, so that runs on other data are not mixed
-with it.
+Runs that share data and net share model 1 of the paper and its relevance. The seconds of these
+count for the first such run. A run's folder holds a digest of its data, so that runs on other data
+are not mixed with it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
   workdir = pathlib.Path(workdir)
   all_points = points(config)
   if len(all_points) == 1:
-    # Its folder is that of the experiment, and keeps the experiment's config.
+    # The folder of a single run is that of the experiment, and keeps the experiment's config.
     point = all_points[0]
     job = build.build(point.config, curve=_curve(point))._replace(config=config)
     row = engine.head(point) | loop.run(job, workdir)
@@ -112,7 +112,7 @@ def check_folders(all_points: list[Point], workdir: pathlib.Path) -> None:
   load = engine.LastData(lambda config: {})
   for point in engine.grouped(all_points):
     held = owner.known(folders[point.name], point.config)
-    # {}: written by an earlier version, so nothing may be added
+    # {} is what an earlier version left. No run may be added to it, so only finished ones pass.
     if held or (held is not None and not over):
       digest = build.data_digest(point.config, load(point.config))
       run_keys.check_data(held, digest, name=point.config.data.name, workdir=workdir)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
   pass
 
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
-# Parts of a result that a row keeps beside RESULT_KEYS: failed assumptions, and one more
-# for federated runs.
+# Parts of a result that a row keeps beside RESULT_KEYS, where the result has them. The last five
+# are of federated runs.
 _MORE_KEYS = (
   "failed_assumptions",
   "epsilon_audited_lower",
@@ -80,9 +80,9 @@ class SweepConfig:
   beside the curve; at an epsilon of 0 it is a model that saw no private data, a horizontal line.
 
   A variant is a name and the fields that it sets together, such as a method with the
-  learning rate that suits it; the whole grid is run for each. series="variant" draws one
-  line for each; what follows " @ " in a name only tells variants of one line apart, such as an
-  epsilon and the settings that suit it.
+  learning rate that suits it. The whole grid is run for each variant. series="variant" draws one
+  line for each. Variants whose names are equal up to " @ " share a line: the part after it may name
+  an epsilon, for settings that suit it.
 
   A `privacy.epsilon` of inf, in the grid or of a variant, is the same run with clipping and
   without noise. It has no guarantee, and is drawn as a horizontal line.
@@ -189,8 +189,8 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
 
 
 def _lines(config: SweepConfig, rows: list[Row]) -> tuple[list[Row], str | None]:
-  """Returns (rows, the key of their line). Variants of one line share a name. Runs that
-  differ in more than the seed are never one point: each setting then gets its own line."""
+  """Returns (rows, the key of their line). Variants of one line share a name. Runs that differ in
+  more than the seed are never one point: where they would be, each setting gets its own line."""
   varied = [name for name in ("variant", *config.grid) if name != config.x]
   named = [
     {**row, "variant": row["variant"].split(" @ ")[0]} for row in rows if "variant" in row
@@ -223,7 +223,7 @@ def run_sweep(
   num_processes: int = 1,
   only: str | None = None,
 ) -> list[Row]:
-  """Runs the remaining points of a sweep: sweep.json, curve.csv, curve.png and table.md.
+  """Runs the remaining points of a sweep; writes sweep.json, curve.csv, curve.png and table.md.
 
   After the last run curve.pdf and curve.svg are written beside them, for a paper.
 
@@ -241,7 +241,7 @@ def run_sweep(
       with them. None: all.
 
   Returns:
-    Rows as of `engine.run`; those of finished runs hold keys of the result, x and series, too.
+    Rows as of `engine.run`. Rows of finished runs also hold keys of the result, x and series.
 
   Raises:
     UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.
@@ -259,7 +259,7 @@ def run_sweep(
   rows = engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
   finished = [row for row in rows if row["status"] == "done"]
   if finished:
-    # Once, since three files of a picture take three times as long as one.
+    # Drawn only at the end, since three files of a picture take three times as long as one.
     shown, series = _lines(config, finished)
     axes: dict[str, Any] = {"x": config.x, "y": config.y, "series": series}
     groups = curve.summarize(shown, **axes)

@@ -53,7 +53,7 @@ def points(
     settle: (run, its changes, their place in the config) -> None; called before the check.
 
   Raises:
-    UserError: an unknown field or value, one of the whole table, two rows of one name.
+    UserError: an unknown field or value, a field of the whole table, two rows of one name.
   """
   bounds.typed(config)
   whole = {name: getattr(type(config)(), name) for name in config.of_table}
@@ -124,7 +124,7 @@ def run_all(
   Each run lives in `workdir`/points/NAME; sweep.json is in `workdir`.
 
   Args:
-    all_points: `points`.
+    all_points: result of `points`.
     job: job of the config of a run.
     write: `write(folder, rows, title=...)`, files about the finished runs.
     tell, unreleased: as `engine.Grid` has them.

@@ -48,7 +48,7 @@ def figure_noises(num_features: int) -> list[FigureNoise]:
   has epsilon 1.
 
   Args:
-    num_features: d.
+    num_features: d, the number of features of a record.
 
   >>> [round(each.deviation, 2) for each in figure_noises(784)]
   [1.41, 3.78, 2.57]
@@ -130,8 +130,8 @@ def figure(rows: Sequence[dict[str, Any]], *, title: str = "", look: Look = PAGE
   """Returns the histograms of figure_9.csv: how many draws fell between two numbers.
 
   Args:
-    rows: with the keys "from", "to" and one for each noise.
-    title: of the picture.
+    rows: rows with the keys "from", "to" and one for each noise.
+    title: title of the picture.
     look: sizes, fonts, style.
   """
   drawn = pictures.new_figure(look, height=3.0)

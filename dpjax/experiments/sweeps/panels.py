@@ -30,7 +30,7 @@ _MEANING = (
   "unit",
 )
 _STYLES = {"proved": "-", "claimed": "--", "none": ":"}
-# Curves that one panel holds: the colours that are told apart at a glance.
+# Largest number of curves in a panel: as many colours are told apart at a glance.
 _MOST = 5
 # Inches of a panel.
 _WIDE = 1.7
@@ -56,10 +56,10 @@ def draw(
   """Writes `workdir`/report.csv (every epoch of every run) and report.png (`figure`).
 
   Args:
-    workdir: the folder.
-    config: of the experiment; its title, or its data set and curves, is the title.
-    results: of the runs.
-    metrics: their rows of metrics.jsonl.
+    workdir: folder of the experiment.
+    config: config of the experiment. The picture has its title, or else names the data and curves.
+    results: result of each run.
+    metrics: rows of metrics.jsonl of each run.
   """
   rows = [row for curve in map(_by_epoch, results, metrics) for row in curve]
   report.write_csv(workdir / "report.csv", rows)
@@ -72,27 +72,29 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
   """Returns the picture of an experiment: accuracy above, cross-entropy below.
 
   There is a column for each data set, epsilon and neighbouring relation, and a line for each
-  curve: the mean over seeds, the band spans them. A column has five curves at most; more curves
-  fill more columns. Runs without privacy are in each column of their data and epsilon.
+  curve: the mean over seeds, in a band from the smallest to the largest. A column has five curves
+  at most; more curves fill more columns. Runs without privacy are in each column of their data
+  and epsilon.
 
   Args:
-    rows: of report.csv, one for each epoch of each run.
-    title: of the picture.
+    rows: rows of report.csv, one for each epoch of each run.
+    title: title of the picture.
     look: sizes, fonts, style.
   """
   columns = _columns(rows)
   names = list(dict.fromkeys(row["curve"] for row in rows))
-  # As many curves as there are colours have one key; more have one below each column.
+  # Fewer curves than colours share one key; more curves have a key below each column.
   shared = len(names) < len(pictures.PALETTE)
   relations = [column.relation for column in columns]
-  # Columns of one relation fill rows of their own, where they fit.
+  # A row has as many columns as the most frequent relation, if they fit: so relations seldom share
+  # a row.
   alike = max(map(relations.count, relations))
   wide = min(alike, look.across(_WIDE if shared else _WIDE_WITH_KEY))
   blocks = -(-len(columns) // wide)
   keys = 0.16 * max(len(column.curves) for column in columns)
   height = (2 * _HIGH + (0.3 if shared else keys)) * blocks + 0.9
   drawn = pictures.new_figure(look, height=height)
-  # A row of its own below each block for keys that differ between columns.
+  # Keys that differ between columns have a row of their own below each block.
   ratios = [1.0, 1.0] if shared else [1.0, 1.0, keys / _HIGH]
   grid = drawn.subplots(
     len(ratios) * blocks, wide, squeeze=False, height_ratios=ratios * blocks
@@ -195,7 +197,11 @@ def _panel(
   look: Look,
   names: list[str] | None,
 ) -> list[Any]:
-  """Draws the curves; returns their entries of a key. `names`: colours by their place."""
+  """Draws the curves, and returns their entries of a key.
+
+  Args:
+    names: all curves, whose places decide the colours; None: places in `curves` do.
+  """
   from matplotlib.ticker import MaxNLocator
 
   handles = []
@@ -229,7 +235,7 @@ def _panel(
     high = [max(each) for each in values]
     axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
   axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-  # Whole numbers at the ticks, not what is to be added to another number.
+  # Ticks show whole numbers, not what is to be added to an offset.
   axes.ticklabel_format(axis="y", useOffset=False)
   losses = [row[metric] for row in rows if math.isfinite(row[metric]) and row[metric] > 0]
   # A loss that runs away must not hide the others.

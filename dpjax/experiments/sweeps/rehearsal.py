@@ -201,7 +201,7 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   # Refuses everything that the run itself would refuse.
   of_relevance.build(config, zeros, curve="").start(random)
   job = of_relevance.make_job(config, *loaded, zeros, random, trainer)
-  # Equal zeros would be refused as copies of private records.
+  # Public data become ones: equal zeros would be refused as copies of private records.
   if job.public is not None:
     train, _ = of_relevance.load_data(config, shared)
     relevance.check_public(train, of_relevance.load_public(config, shared))

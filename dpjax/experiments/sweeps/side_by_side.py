@@ -1,7 +1,7 @@
 """Tasks in several processes of this machine. A free process takes the next task.
 
-For runs that leave cores idle, as those of small convolutional networks do. Each process loads
-data and compiles for itself.
+This suits runs that leave cores idle, as those of small convolutional networks do. Each process
+loads data and compiles for itself.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def outcomes(
   """Yields (task, its outcome) as they end; tasks begin in their order.
 
   If an exception or the reader ends it early, it sends SIGTERM to the processes and waits: a run
-  ends its step and saves. They do the same by themselves when this process is gone.
+  ends its step and saves. The processes do the same by themselves when this process is gone.
 
   Args:
-    work: done once for each task, in whichever process is free. It and the tasks are pickled for
-      processes that import this program anew, with its environment and what JAX was configured
-      to do; nothing else that it has set. A script that calls this must guard its main part by
-      `if __name__ == "__main__"`.
+    work: function of a task, called once for each task in whichever process is free. It and the
+      tasks are pickled. The processes import this program anew: they get its environment and its
+      configuration of JAX, and nothing else that it has set. A script that calls this must guard
+      its main part by `if __name__ == "__main__"`.
     lock: descriptor of a locked file, which stays locked while one of the processes lives.
 
   Raises:
@@ -219,7 +219,7 @@ def _done(work: Callable[[Any], Any], task: Any) -> tuple[BaseException | None, 
     sys.exit(128 + stopped.signum)
   # A user's code may call sys.exit.
   except BaseException as error:
-    # Whose code failed is read here, from the traceback, which cannot be sent.
+    # Asked here whose code failed: the answer needs the traceback, which cannot be sent.
     blamed = names.blame(error)
     if blamed is not None and not isinstance(error, KeyboardInterrupt):
       return UserError(blamed), None

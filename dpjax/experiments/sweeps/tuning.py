@@ -70,9 +70,9 @@ def run_selection(
     `epsilon_of_one_run` and `epsilon`, which is accounted for the choice.
 
   Raises:
-    UserError: settings that do not cost the same event, a score that is not on test data, a
-      run without a proof, an RDP analysis that does not exist for the sampler, or another
-      process at work in the folder.
+    UserError: settings that do not cost the same event; a score that is not on test data; a run
+      without a finite epsilon, or a sampler without an RDP analysis; another process at work in
+      the folder.
   """
   validate.folder(workdir=workdir)
   workdir = pathlib.Path(workdir)
@@ -85,7 +85,7 @@ def run_selection(
     drawn = _trials(workdir, config, len(settings))
     results = []
     for index, (choice, seed) in enumerate(drawn):
-      # each trial has its own seed, so that a setting drawn twice gets other noise
+      # Each trial has its own seed, so that a setting drawn twice gets other noise.
       trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
       results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
       # A fault of the config is reported now, not after all of the runs.
@@ -140,7 +140,7 @@ def selection_cost(
   """Returns epsilon of one run and of the selection, with its delta.
 
   Args:
-    assumptions: of any run, that nobody can check; with one, the epsilon is a claim.
+    assumptions: assumptions of any run that nobody can check. With one, the epsilon is a claim.
 
   A run that draws a batch above its capacity aborts, and the selection with it. By a union bound
   over the K runs, the chance is at most E[K] times one run's chance B. That adds
@@ -229,8 +229,8 @@ def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
 def _common_plan(
   settings: list[Point], load: LoadFn, plan_fn: PlanFn
 ) -> tuple[Plan, tuple[str, ...]]:
-  """Returns (the plan of any setting, the assumptions of all). Refuses settings of which
-  one might cost more."""
+  """Returns (the plan of any setting, the assumptions of all). Refuses settings if one of them
+  might cost more."""
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("must not vary the data in a private selection", field="grid")
@@ -258,8 +258,8 @@ def _common_plan(
 
 
 def _facts(plan: Plan) -> tuple[Any, ...]:
-  """Returns everything that `selection_cost` reads. Two samplers of one event may differ in
-  overflow, whose rate follows from the accountant's epsilon."""
+  """Returns everything that `selection_cost` reads. Two plans of one event may still differ in the
+  share of delta for overflow, and in the accountant that finds epsilon."""
   return (
     plan.event(),
     plan.delta,

@@ -42,8 +42,11 @@ def of_sweep(config: Any) -> Unused:
 
 
 def _replaced(config: Any, points: list[Any]) -> Unused:
-  """Returns fields of the base that no run keeps. A number of a chosen value is kept when
-  another name replaces it (`fields.replace`)."""
+  """Returns fields of the base that no run keeps.
+
+  Where a run replaces a chosen value by another name, the new value keeps those set fields of the
+  old one that it has, too (`fields.replace`).
+  """
   grid = {"seed", *config.grid}
   chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]
   kept = lambda path, names: unread_lib.reason(path, dict.fromkeys(names, "")) is None

@@ -21,8 +21,8 @@ from dpjax.federated.aggregators.robust import (
 from dpjax.federated.described import aggregator, minority
 from dpjax.types import Array
 
-# Distances in units of the messages' spread, their median distance from the coordinate-wise
-# median. Points beyond _FAR are moved in to it; points within _NEAR count as equal.
+# Distances in units of the spread: the median distance of the messages from the coordinate-wise
+# median. Points beyond _FAR are moved in to _FAR; points within _NEAR count as equal.
 _FAR = 1e15
 _NEAR = 1e-5
 # Tolerance of the certificate, per message.
@@ -55,7 +55,7 @@ def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
   lengths = largest_entries(away)
   ordered = jnp.sort(jnp.where(kept, lengths, jnp.inf))
   unit = ordered[jnp.sum(kept) // 2 % kept.shape[0]]
-  # Where most messages agree there is no spread as a unit.
+  # Where most messages agree, the spread is 0 and no unit.
   unit = jnp.where((unit > TINY) & jnp.isfinite(unit), unit, 1.0)
   far = lengths > _FAR * unit
   factor = jnp.where(far, _FAR / jnp.where(far, lengths, 1.0), 1.0 / unit)

@@ -24,20 +24,21 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   """Returns the mean of the `num_selected` messages that are closest to their k nearest
   others.
 
-  k is n - f - 2 where all n clients of the round send a message that counts, as in the paper.
+  f is `num_byzantine`. k is n - f - 2 where all n clients of the round send a message that counts,
+  as in the paper.
   Otherwise m messages count, b clients send NaN, infinity or an impossible weight, and z send
   weight 0. No honest client is among the b, so g = f - b attackers are left. (If b > f the
   assumption is broken, and g = f.) Then k = max(m - g - 2, g).
 
-  Guarantee, where at most f of n >= 2 f + 3 clients are arbitrary, silent or without examples:
-  a selected message is within sqrt(k) honest diameters D of an honest one.
+  Guarantee: a selected message is within sqrt(k) honest diameters D of an honest one. It holds
+  where at most f of n >= 2 f + 3 clients are arbitrary, silent or without examples.
   Proof. At most g - z of the m messages are arbitrary, and at least n - f >= f + 3 are
   honest. So k <= n - f - 1: an honest message has k honest others, and scores k D^2 at most.
   A selected message scores no more than the worst honest one, as there are num_selected
   honest ones. If it is arbitrary, at most g - 1 of its k >= g nearest others are: one of them
   is honest, and its squared distance is one term of a score <= k D^2.
   The same holds where all z are honest and f more clients are arbitrary, if m >= 2 g + 1: a
-  silent client buys the attackers no vote. So NaN and silence of attackers stop no round.
+  silent client gives the attackers no vote. So NaN and silence of attackers stop no round.
 
   Args:
     num_byzantine: f. A round of n <= 2 f + 2 clients is refused. So is one in which more than f

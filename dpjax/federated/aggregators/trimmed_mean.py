@@ -15,7 +15,7 @@ from dpjax.validate import UserError
 
 
 def _trimmed(n: int, *, trim: float) -> int:
-  # As in `trimmed_mean`: 1e-6 makes up for a product just below an integer, as of 0.29 * 100.
+  # As in `trimmed_mean`: 1e-6 makes up for products just below an integer, such as 0.29 * 100.
   return int(trim * n + 1e-6)
 
 
@@ -43,7 +43,7 @@ def trimmed_mean(trim: float) -> Aggregator:
     del counts
     count = jnp.sum(kept)
     ranks = jnp.arange(kept.shape[0])
-    # 1e-6 makes up for a product just below an integer, as of 0.29 * 100.
+    # 1e-6 makes up for products just below an integer, such as 0.29 * 100.
     cut = jnp.floor(trim * count + 1e-6).astype(count.dtype)
     inside = (ranks >= cut) & (ranks < count - cut)
     return by_rank(messages, kept, inside / jnp.maximum(jnp.sum(inside), 1)), ()

@@ -42,7 +42,7 @@ class Personal(NamedTuple):
 
 @_moved.rename_keywords(own="personal")
 def mixed(personal: Params, shared: Params, alpha: ArrayLike) -> Params:
-  """Returns alpha * own + (1 - alpha) * shared, the model that a client of APFL uses."""
+  """Returns alpha * personal + (1 - alpha) * shared, the model that a client of APFL uses."""
   return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, personal, shared)
 
 
@@ -63,7 +63,7 @@ def apfl_client(
     return Personal(local, memory.params, own_tx(key).init(memory.params), memory.alpha)
 
   def step(received: Received, personal: Personal, examples: Any, mask: Array) -> Personal:
-    # All three step from the values before the step, as in algorithm 1.
+    # v, alpha and w all move from their values before this step, as in algorithm 1.
     mixture = mixed(personal.params, personal.local.params, personal.alpha)
     gradient, _ = grad_fn(mixture, examples, mask)
     updates, opt_state = own_tx(personal.key).update(
@@ -95,7 +95,7 @@ def apfl_client(
   client="trains w, which it sends, and v, which it keeps",
   server="as `fed_avg`",
   source="Deng et al. 2020",
-  # A run of dpjax evaluates only the server's model.
+  # No config names it: a run of dpjax evaluates only the server's model.
   options=None,
   weighted=False,
   keeps_state=True,
@@ -116,7 +116,7 @@ def apfl(
   A local step moves w by the gradient at w, and v by alpha times the gradient at the mixture
   alpha v + (1 - alpha) w. Both are taken at the values before the step. With
   `alpha_learning_rate` > 0 the first step of a round also moves the client's own alpha along
-  -<v - w, gradient at the mixture> (section 4), kept within [0, 1].
+  -<v - w, gradient at the mixture> (section 4). alpha is kept within [0, 1].
 
   `state.memories.rows(clients)` returns v and alpha of these clients (`PersonalMemory`). A client
   uses the model `mixed(v, state.params, alpha)`. alpha = 0 is `fed_avg`; alpha = 1 trains each

@@ -49,12 +49,12 @@ def fed_avg(
     key: typed key of the clients' randomness, not of the server's noise.
     weighting: `uniform`, `capped(n)`, or, without privacy, `by_examples` as in the paper.
     wrap: changes the client, such as `lambda c: compressed(c, quantize(4))`.
-    memory: state that one client keeps between rounds; needed if `wrap` keeps any.
+    memory: `(params) -> state` that one client keeps between rounds; needed if `wrap` keeps any.
     **local: hooks of `local_training`.
 
-  Guarantee: with `central(plan, noise_key)`, and the algorithm's own `cohorts`, the sequence
-  of all parameters is (plan.epsilon(), plan.delta)-DP for one client, whatever the client
-  optimizer and the local work. RoundInfo is not private.
+  Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one client. It
+  needs `central(plan, noise_key)` and the algorithm's own `cohorts`. It holds for any client
+  optimizer and any local work. RoundInfo is computed without privacy: do not release it.
 
   >>> import jax
   >>> import jax.numpy as jnp

@@ -52,7 +52,7 @@ def _steps_of(run: RunNumbers) -> dict[str, Any]:
   server="as `fed_avg`, times the mean number of steps",
   source="Wang et al. 2020",
   private_if="tau_eff is set",
-  # A public number; None: the mean of the clients' own numbers.
+  # Public constant; None: the mean of the clients' own numbers.
   options={"tau_eff": None},
   client_rule="sgd",
   from_run=_steps_of,
@@ -70,13 +70,13 @@ def fed_nova(
   **common: Unpack[Common],
 ) -> FederatedAlgorithm:
   """FedAvg with differences divided by local steps. Clients with more steps then do not
-  pull the optimum towards their own (FedNova, Wang et al. 2020).
+  pull the optimum towards their own optima (FedNova, Wang et al. 2020).
 
   Args:
     steps: number of local steps -> ||a||_1; None for plain SGD, `momentum_steps(m)` for
       momentum.
     tau_eff: public constant that the mean direction is multiplied by; None for the weighted
-      mean of the clients' own, which they then send too.
+      mean of the clients' own numbers, which they then send too.
 
   Raises:
     UserError: a private aggregator without `tau_eff`: the step counts would use up most of

@@ -93,7 +93,7 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
   server="moves each model by the mean of those who trained it",
   source="Mansour et al. 2020; Ghosh et al. 2020",
   private_if="cluster_share is set",
-  # A run of dpjax starts from one model.
+  # No config names it: a run of dpjax starts from one model.
   options=None,
   optimizers=("client_tx",),
   weighted=False,
@@ -123,7 +123,7 @@ def hyp_cluster(
   Raises:
     UserError: a private aggregator without `cluster_share` (a noisy sum would be divided by
       a noisy count, which is close to 0 for a model that nobody chose), or an aggregator that
-      is no mean: a median of messages in different places is not a model's.
+      is no mean: a median of messages in different places is the update of no model.
   """
   validate.integer_at_least(1, num_clients=num_clients)
   why = ", such as 1 / the number of models"

@@ -67,9 +67,10 @@ def scaffold(
 ) -> FederatedAlgorithm:
   """Control variates against client drift (SCAFFOLD option II, Karimireddy et al. 2020).
 
-  A client steps along g - c_i + c and then sets c_i to c_i - c + (w_server - w) / (K lr); the
-  server adds |cohort| / num_clients of the mean change to c. All c start at 0. Clients that
-  hold nothing keep their c_i. `init(params, num_clients)` keeps a c_i for every client.
+  A client steps along g - c_i + c and then sets c_i to c_i - c + (w_server - w) / (K lr), for
+  K local steps of learning rate lr. The server adds |cohort| / num_clients of the mean change to c.
+  All c start at 0. Clients that hold nothing keep their c_i. `init(params, num_clients)` keeps a
+  c_i for every client.
 
   Args:
     client_tx: plain SGD with `client_learning_rate` (the formula for c_i is SGD's).

@@ -10,8 +10,9 @@ The same `ClientAlgorithm` under four executions with one result (to rounding):
 | `shard_map_clients` | the same on each of several devices, then `psum`           | several    |
 | `pmap_clients`      | the same by `pmap`, which JAX only maintains               | several    |
 
-A single device holds the whole data set and takes batches from it. Several devices are sent, block
-by block, the rows of their own clients. A block is padded and sent while the one before it runs.
+A single device holds the whole data set and takes batches from it. Each of
+several devices gets the rows of its own clients with each block. A block is padded and sent while
+the one before it runs.
 
 Contributions are summed as they are made. Memory holds two blocks, with one message per client IN
 A BLOCK, whatever the size of the cohort. Only an aggregator that needs all messages at once (such

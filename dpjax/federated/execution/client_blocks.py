@@ -192,9 +192,9 @@ def run_block(
     return client.finish(seen.received, local)
 
   each = (memories, block.who, block.n, block.batches, block.client_data)
-  # Only once for each shape, since it traces the client.
+  # The check traces the client, once for each shape: when this function is traced.
   jaxpr = loss_checks.check_client(run_client, *each)
-  # Groups of the batch are rewritten below.
+  # Only wide floats need this. Convolutions with groups of the batch are rewritten below.
   if any(map(clients_apart.is_wide, loss_checks.every_equation(jaxpr))):
     run_client = clients_apart.clients_apart(run_client)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(run_client))(*each)

@@ -85,7 +85,7 @@ def _over_devices(
     def on_device(context: Context, memories: Any, block: ClientBlock) -> Any:
       collected, *per_client = run_block(client, partial, context, memories, block)
       if partial is not None:
-        # Inside the program, so that one sum leaves the devices in place of one each.
+        # Inside the program, so that one sum leaves the devices, and not one for each device.
         collected = jax.lax.psum(collected, _AXIS)
       return collected, *per_client
 
@@ -160,8 +160,8 @@ def shard_map_clients(
       mesh=mesh,
       in_specs=(_SAME, _APART, _APART),
       out_specs=(collected, _APART, _APART),
-      # With the check, JAX would sum gradients by shared parameters over the devices, and so
-      # mix clients.
+      # With the check, JAX would sum gradients with respect to shared parameters over the devices,
+      # and so mix clients.
       check_vma=False,
     )
     send = lambda tree: jax.device_put(tree, NamedSharding(mesh, _APART))

@@ -106,15 +106,15 @@ class _Loop:
     n = np.int32(cohort.num_examples[place])
     batches = cohort.batches[place]
     num_steps = np.int32(len(batches.mask))
-    # Padded to few lengths, of which `num_steps` are used, so that few programs are
-    # compiled.
+    # Padded to one of few lengths, so that few programs are compiled. Only `num_steps` steps of
+    # them are used.
     batches = batches.padded(max(1, bucket(len(batches.mask))))
     work = np.int32(place), who, n, batches, num_steps
     if self._at_once or not self._holds_convolution(context, cohort):
       return functools.partial(self._whole_program, context, *work)
     local = self._local_program(context, *work)
     if threads:
-      # Without it the thread would return before the work is done, and all would queue.
+      # Without this wait, the thread would return before the work is done, and all would queue.
       jax.block_until_ready(local)
     return functools.partial(self._last_program, context, local)
 

@@ -5,7 +5,8 @@ Each process runs its share of the cohort with an execution of its own (`loop`, 
 over its own devices). The partial sums are added over the processes once. Every process computes
 everything else from equal inputs: who takes part, each client's key, the noise and the server's
 optimizer. All draw the same noise from one key and add it to the same sum, so it counts once.
-All processes hold equal parameters after each round, which `processes.same` checks.
+All processes hold equal parameters after each round. A run checks this with `parallel.same` where
+it saves them.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def process_clients(inner: MapClients) -> MapClients:
       `shard_map_clients()` or `pmap_clients()` over the process's own devices.
 
   Every process must hold the same state and call `round` with the same cohort, even an empty one.
-  A process without a client adds zero. Clients' infos, the state that they keep (SCAFFOLD) and,
-  for aggregators that need all of them, their messages are gathered in the order of the cohort.
+  A process without a client adds zero. Clients' infos and the state that they keep (SCAFFOLD) are
+  gathered in the order of the cohort. So are their messages, if the aggregator needs all of them.
   The result is that of one process, up to the order of the sum. With one process it is `inner`
   itself.
 

@@ -37,8 +37,8 @@ client a program is; `local_data(client, round)` gives its batches: no data leav
 |               | (except in the weights of `by_examples` and `capped`)             |
 
 The sampler's seed stays on the server: anyone who knows it knows who takes part, and epsilon
-relies on that being secret. Everything random on a client is drawn from a key of its own
-operating system, new for each answer, which is neither sent nor kept. So a server cannot
+relies on that being secret. Everything random on a client is drawn from a key that its own
+operating system makes for each answer. The key is neither sent nor kept. So a server cannot
 subtract the noise of `client_noise`. A run cannot be repeated bit for bit if clients draw.
 A client answers a round at most once, and at most `num_rounds` times in all, whatever the server
 asks. It notes the round in its own folder before it looks at its data. So with
@@ -153,7 +153,7 @@ def client_app(
       )
     # Flower would send the error's text, which may contain data.
     except Exception as error:
-      # The client reads it here: one line for a user's error, otherwise the traceback.
+      # The client's owner reads the error here: one line of a UserError, otherwise the traceback.
       if isinstance(error, UserError):
         print(f"error: {error}", file=sys.stderr, flush=True)
       else:
@@ -186,7 +186,7 @@ class _Answers:
     return self._run
 
   def like(self, received: Received, key: jax.Array) -> Any:
-    """Returns shapes of one client's message."""
+    """Returns the shapes of what one client sends, a `Sent`."""
 
     def client_message(received: Received, key: jax.Array) -> Any:
       local = self._client.init(received, None, jnp.int32(0), key)
@@ -301,8 +301,8 @@ class _Server:
 
 
 class _Strategy:
-  """The methods of `rounds`. flwr's base class is added later, when flwr is known to be
-  installed."""
+  """Methods of the strategies that `rounds` makes. `rounds` adds flwr's base class, since only
+  then flwr must be installed."""
 
   timeout = 3600.0  # seconds for the answers of a round
   start: Callable[..., Any]  # of flwr's
@@ -334,7 +334,7 @@ class _Strategy:
       try:
         node = reply.metadata.src_node_id
         client = int(reply.content["config"]["client"])
-      # An unusable answer, as in `aggregate_train`.
+      # The answer is unusable. The node stays unknown, and is asked again in the next round.
       except Exception:
         continue
       self._known.add(node)
@@ -392,7 +392,7 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
 
   Guarantee: the same as of `fed_avg` with `central(plan, noise_key)`. It holds against the clients
   and anyone who sees the parameters; the server itself sees every message. `.server` holds
-  `.state`, `.ledger` (an entry for each round) and `.infos` (not private).
+  `.state`, `.ledger` (an entry for each round) and `.infos` (without privacy: do not release).
 
   Raises:
     UserError: flwr is not installed; a wrong argument; a round after the plan's last.

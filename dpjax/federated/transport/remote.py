@@ -64,8 +64,8 @@ class Client:
       and runs: emptying it allows `num_rounds` more answers.
 
   Guarantee: with `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` all answers
-  together are (`local_epsilon(z, delta, num_rounds)`, delta)-private against anyone who gets
-  them and chooses what is asked, for the whole client under "replace_one".
+  together are (`local_epsilon(z, delta, num_rounds)`, delta)-private for the whole client under
+  "replace_one". This holds against anyone who gets the answers and chooses what is asked.
 
   Raises:
     UserError: num_rounds < 1, or a folder that depends on where the program runs.

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
   from dpjax.gradients.ghost.jaxpr_sites import Site
 
 NAME = "chosen_product"
-# Most pairs of rows for each number of a matrix. All pairs are multiplied, so many would cost more.
+# Most pairs of rows for each number of a matrix. All pairs are multiplied: more would cost more
+# than the matrices.
 _MOST_PAIRS = 4
 # Most equations of a called function, such as `jnp.take`, that is searched for a choice.
 _MOST_INLINE = 16
@@ -90,12 +91,12 @@ def find(graph: Graph, site: Site) -> EqnChain | None:
   """Returns the equations from a choice to the only product that uses it; None if there is none.
 
   Args:
-    graph: of the jaxpr that the site is in.
-    site: where the choice is made.
+    graph: graph of the jaxpr that the site is in.
+    site: site where the choice is made.
   """
   if site.name not in _CHOICES or site.eqn.invars[0] not in site.params:
     return None
-  # Indices that are numbers would not be chosen by the example.
+  # A literal index is not chosen by the example.
   if is_literal(site.eqn.invars[1]) or is_float(site.eqn.invars[1].aval):
     return None
   eqns = [site.eqn]
@@ -147,14 +148,14 @@ def axes(chain: EqnChain) -> ChosenAxes | None:
   sizes = matrices.aval.shape
   is_position = lambda d: labels[d].position is not None and sizes[d] != 1
   is_dim = lambda d: labels[d].dim is not None and sizes[d] != 1
-  # A sum over chosen matrices, or a row for each of a matrix's own, is another product.
+  # A product that sums over positions, or has a dimension of the parameter as a batch, has no rows.
   if any(map(is_position, contracted)) or any(map(is_dim, batch)):
     return None
   dims = lambda places: tuple(labels[d].dim for d in places if labels[d].dim is not None)
   positions = lambda places: tuple(
     labels[d].position for d in places if labels[d].position is not None
   )
-  # The result has them in the order of the matrices: positions first, or they are interleaved.
+  # The result keeps the matrices' order of axes. Positions must come first, in one block.
   order = [is_position(d) for d in kept if is_position(d) or is_dim(d)]
   if order != sorted(order, reverse=True):
     return None

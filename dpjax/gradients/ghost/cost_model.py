@@ -15,8 +15,8 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
   products over a whole batch of patches ran at 7-15 Gflop/s, the same products one
   example at a time in a loop at 50-110 (patches stay in the cache and no memory is
   faulted in), XLA's own weight gradient at 40-90, gram products at 110-210 (square
-  matrices). A convolution inside a loop ran at 1, so none of those that have rows is put
-  there (before `convolutions.py`, in whose form it would run as outside).
+  matrices). A convolution inside a loop ran at 1, so no convolution with a row form is put
+  there. (This was before `convolutions.py`, in whose form it would run as outside.)
   With patches of 3,300 to 15,900 elements an example (networks of MNIST, of RADP and on
   scattering features) a whole step took .37 to 1.05 times as long with the loop as without;
   smaller ones were not measured. A loop leaves cores idle that a batch would use: where there
@@ -29,11 +29,11 @@ seconds = flops / rate + elements * cost. The constants below were measured, flo
   recorded, which can be freed for it, and 1.5-1.9 ns beyond that: those pages are new.
   A matrix that an index chooses (a mixture of experts) is data where it meets the example.
   Its cotangent is an outer product that XLA fuses into the scatter-add of an ordinary or
-  a stacked gradient; recorded, it is written, read for the norm, scaled and scattered. With
-  the experts as one leaf of 2 to 64 matrices of 2048 to 16384 elements, 1 to 16 of them
-  chosen by an example, that took 1.1-6 times as long as stacking where the leaf was up to
-  3 times as large as what was chosen, and 0.3-1 times where it was larger; so up
-  to there the backward pass leaves the leaf's gradient per example itself (`stacks`).
+  a stacked gradient. If it is recorded, it is written, read for the norm, scaled and scattered.
+  The experts were one leaf of 2 to 64 matrices of 2048 to 16384 elements, 1 to 16 of them
+  chosen by an example. Recording took 1.1-6 times as long as stacking where the leaf was up to
+  3 times as large as what was chosen, and 0.3-1 times where it was larger. So up to that ratio
+  the backward pass leaves the leaf's gradient per example itself (`stacks`).
 - gpu (H100, jax 0.11.2, results/h100/parts.csv). A copy moved 2.9 TB/s. Batched
   products of patches in TF32 ran at 90 to 190 Tflop/s, gram products in three parts of TF32 at 36
   to 50 in a GPT and in networks of convolutions (9 to 33 alone, for 64 to 128 rows of 192 to 288
@@ -187,7 +187,7 @@ def gram(forms: Sequence[RowForm], platform: str) -> Cost:
 def by_places(form: RowForm, platform: str) -> bool:
   """Whether it is cheaper to sum inner products of windows from inner products of their places.
 
-  It is not where windows overlap little, as with a stride: they are then fewer than their places.
+  It is not where windows overlap little, as with a stride: windows are then fewer than places.
   """
   if form.places is None:
     return False
@@ -262,8 +262,9 @@ def contraction(forms: Sequence[RowForm], platform: str) -> float:
 def holds_convolution(name: str, forms: Sequence[RowForm]) -> bool:
   """Whether a TPU forms and holds each example's gradient of a convolution.
 
-  Its own transpose, which vmap makes a grouped convolution, reads the recorded arrays. Rows would
-  be patches: copies of the operand, as many as the kernel has places.
+  vmap turns the convolution's own transpose into a grouped convolution, which reads the recorded
+  arrays as they are. The row form would first copy the operand into patches, once for each place of
+  the kernel.
   """
   form = forms[0]
   is_alone = len(forms) == 1 and name == "conv_general_dilated" and not form.plain
@@ -276,7 +277,8 @@ def held_convolution(form: RowForm) -> Cost:
 
 
 def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
-  """Cost of the general rule. It holds small gradients, and any smaller than their sites."""
+  """Cost of the general rule, and whether it holds the gradients: those that are small, or much
+  smaller than what their sites touch."""
   small = leaf_size * 4 <= work or leaf_size <= 4096
   cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)
   return cost, small and leaf_size <= _HOLD_AT_MOST

@@ -41,7 +41,7 @@ class UnitRow(NamedTuple):
 
 
 class Explanation(NamedTuple):
-  """Rows by parameter; `str()` is a table. `uses_vmap`: auto takes the vmap route."""
+  """Rows for all parameters; `str()` is a table. `uses_vmap`: "auto" takes the vmap route."""
 
   rows: tuple[UnitRow, ...]
   platform: str

@@ -2,8 +2,8 @@
 
 Every value of the program is PARAM (a function of the parameters alone), DATA (depends on
 the example) or CONST (neither, or not differentiable). A *site* is an equation in which
-PARAM meets DATA. Calls that see a parameter are entered, also `scan` bodies and `remat`;
-everything else is evaluated as it stands, so that custom derivatives stay intact; an
+PARAM meets DATA. Calls that see a parameter are entered, also `scan` bodies and `remat`.
+Everything else is evaluated as it stands, so that custom derivatives stay intact. An
 equation that cannot be entered (cond, while, custom_vjp ...) is a site as a whole. Where a
 PARAM value must become DATA (the start of a scan's carry, say) an identity site lifts it.
 
@@ -79,7 +79,7 @@ _DATA = Value(Kind.DATA)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-  """An equation in which parameters meet data; eqn None: a parameter lifted to data."""
+  """An equation in which parameters meet data; with `eqn` None, a parameter lifted to data."""
 
   index: int
   eqn: Eqn  # or None
@@ -91,7 +91,7 @@ class Site:
 
   @property
   def name(self) -> str:
-    """The primitive."""
+    """Name of the primitive, or "parameter" if a parameter is lifted."""
     return self.eqn.primitive.name if self.eqn is not None else "parameter"
 
   @property
@@ -345,8 +345,8 @@ def _plan(eqn, values, loops, ids) -> Step:
     kind = Kind.DATA if Kind.DATA in kinds else Kind.CONST
     return Step(Action.PLAIN, eqn, (Value(kind),) * len(eqn.outvars))
   name = eqn.primitive.name
-  # Entered also without data: a transposed parameter inside stays a view of its leaf, and
-  # keeps its norm.
+  # A call is entered also without data: a transposed parameter inside stays a view of its leaf,
+  # and keeps its norm.
   if name in CALLS:
     return _enter(Action.CALL, eqn, eqn.params[CALLS[name]], values, loops, ids)
   if Kind.DATA not in kinds:
@@ -411,7 +411,7 @@ def _enter_scan(eqn, values, loops, ids) -> Step:
   loop = Loop(next(ids), eqn.params["length"])
   values[carries] = [_DATA] * len(places)
   for i, (kind, source) in enumerate(values[carries.stop :], carries.stop):
-    # The loop steps through it: each turn sees a slice with fewer dimensions than the leaf.
+    # The loop steps through a parameter: each turn sees a slice with one dimension less.
     if kind is Kind.PARAM:
       sliced = source._replace(perm=None, loops=(*source.loops, loop))
       values[i] = Value(kind, sliced)

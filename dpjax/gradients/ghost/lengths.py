@@ -1,10 +1,10 @@
 """Norms of one example, with a bound on what underflow may have removed.
 
-A square below the smallest normal number (1e-38 in float32) comes out as 0, so a sum of n
-squares may lack n times that number; a product of two such sums lacks more. `longest` is
-the norm with all of it added: never less than the true norm (rounding apart), and equal to
-`norm` bit by bit where the squares are normal numbers. What overflows is infinite or NaN.
-Where either shows in the factor, `scaled` gives the norm at the cost of another pass.
+A square below the smallest normal number (1e-38 in float32) comes out as 0, so a sum of n squares
+may lack n times that number. A product of two such sums lacks more. `longest` is the norm with all
+of it added. It is never less than the true norm (rounding apart), and equals `norm` bit for bit
+unless the squares are close to that number or below. What overflows is infinite or NaN. Where
+underflow or overflow shows in the factor, `scaled` gives the norm at the cost of another pass.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
 
 
 def scaled(tree: ArrayTree) -> Length:
-  """Norm of all numbers of a tree, scaled before squaring. Correct for all finite numbers,
-  but needs extra passes.
+  """Returns the norm of all numbers of a tree, which are scaled before they are squared. It is
+  correct for all finite numbers, but needs extra passes.
 
   >>> scaled({"w": jnp.array([3e30]), "b": jnp.array(4e30)}).norm == 5e30
   Array(True, dtype=bool)

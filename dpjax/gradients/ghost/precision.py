@@ -11,9 +11,10 @@ as it is computed.
 | gpu      | TF32: 11 bits of each operand    | 2^-9                         |
 | tpu      | three passes of bfloat16         | 2^-13                        |
 
-The addition is that share of sum_t |a_t| |g_t|, over the T rows of an example: .2 % of its norm for
-one row, at most sqrt(T) as much where rows are at right angles. Rows of a table are added exactly:
-their norm stays as it is. `jax.default_matmul_precision` of "highest" takes float32 everywhere.
+The growth times sum_t |a_t| |g_t|, over the T rows of an example, is added to its norm. On a GPU
+that is .2 % of the norm for one row, and at most sqrt(T) as much where rows are at right angles.
+Rows of a table are added exactly: their norm stays as it is. `jax.default_matmul_precision` of
+"highest" takes float32 everywhere.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _EXACT = SumPrecision(lax.Precision.HIGHEST, 0.0)
 _OF_PLATFORM = {
   # Cut to 11 bits, each operand is off by 2^-10; rounded to nearest, by half of that.
   "gpu": SumPrecision(lax.Precision.HIGH, 2.0**-9 + 2.0**-20),
-  # Two parts of 8 bits each leave 2^-16 of an operand, and the product of both second parts is
-  # left out, 2^-16 more. Four times that.
+  # Two parts of 8 bits each leave 2^-16 of each operand. The product of both second parts is left
+  # out, 2^-16 more. The number is more than twice the sum of these three.
   "tpu": SumPrecision(lax.Precision.HIGH, 2.0**-13),
 }
 _FULL = ("highest", "float32")
@@ -68,8 +69,8 @@ def of_sums(dtype: DType) -> SumPrecision:
 def gram(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns products of rows, einsum(spec, a, b), with at least 21 bits of each operand.
 
-  For norms: where rows cancel, TF32 would leave nothing of the square. NVIDIA's cards add three
-  products of TF32, which is as exact as one in float32 and up to eight times as fast.
+  Norms need them: where rows cancel, TF32 would leave nothing of the square. NVIDIA's cards add
+  three products of TF32, which is as exact as one in float32 and up to eight times as fast.
   """
   exact = lax.Precision.HIGHEST
   parts = lax.DotAlgorithmPreset.TF32_TF32_F32_X3

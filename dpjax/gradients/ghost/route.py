@@ -1,10 +1,11 @@
 """Clipped per-example gradients without per-example gradients.
 
-One forward and one backward pass over the batch leave each site's operand a and cotangent
-g (`tapped`); the norm of each example's gradient is taken from them unit by unit
-(`units`, `row_forms`, `cost_model`), and the clipped sum is the ordinary transpose of each
-site with c_i g_i in place of g_i, as in "Differentially Private Optimization on Large
-Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced function.
+One forward and one backward pass over the batch leave each site's operand a and cotangent g
+(`tapped`). The norm of each example's gradient is taken from them, unit by unit (`units`,
+`row_forms`, `cost_model`). The clipped sum is the ordinary transpose of each site with c_i g_i in
+place of g_i, where c_i is the clip factor of example i. Source: "Differentially Private
+Optimization on Large Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced
+function.
 
 | case                                          | what happens                              |
 | --------------------------------------------- | ----------------------------------------- |
@@ -17,12 +18,12 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 | parameter the loss does not use               | gradient 0                                |
 | floats of less than 32 bits                   | norms and sums in float32 (`clipping`)    |
 | rows of an example that cancel                | their rounding is added to the norm, so   |
-|                                               | that the bound holds; else below 1e-5     |
-|                                               | where they could change how others are    |
-|                                               | rounded: in the loop of single examples   |
-| parameter joined with, or transformed by,     | its gradient per example, pulled back and |
-| others; used in several layouts, or in single | freed after its norm; if so, formed again |
-| and in double precision                       | for the sum and held to that norm         |
+|                                               | that the bound holds, up to 1e-5          |
+| rows that cancel, and could change how others | as for squares that overflow: in the loop |
+| are rounded                                   | over such examples                        |
+| parameter joined with, or transformed by,     | its gradient per example, pulled back; it |
+| others; used in several layouts, or in single | is held for the sum, or freed, formed     |
+| and in double precision                       | again for the sum and held to its norm    |
 | cond, while, custom_vjp that see a parameter  | a site as a whole, in the same way        |
 | an index chooses most of a stack of matrices  | its gradient per example, held            |
 
@@ -87,7 +88,10 @@ def plan(
   l2_clip_norm: NumberTree = 1.0,
   platform: str | None = None,
 ) -> Recipe:
-  """Traces the loss once and chooses the rules; arguments may be ShapeDtypeStructs."""
+  """Traces the loss, twice if leaves are to be stacked, and chooses the rules.
+
+  Arguments may be ShapeDtypeStructs.
+  """
   treedef = jax.tree.structure(l2_clip_norm)
   groups = _spread(treedef.unflatten(range(treedef.num_leaves)), params)
   platform = platform or made_for.platform()
@@ -157,7 +161,7 @@ def clipped_sum(
       del known
       return with_rows_alone(without_rare.unusual(), weights.norms, rare)
 
-    # The one conditional, after the work: a GPU's program waits for the host where it branches.
+    # The only conditional, and after the work: a GPU's program waits for the host at a branch.
     is_usual = unit_rules.all_finite(first) & ~jnp.any(rare)
     known = (sums.usual(), weights.norms)
     begun, norms = lax.cond(is_usual, lambda known: known, unusual, known)
@@ -227,7 +231,8 @@ class _Sums(NamedTuple):
   def stray_far(self, clip: Clip, params: Params) -> jax.Array:
     """Finds the examples whose rows would change how others' are rounded: [B] bool.
 
-    Each group counts by its share of the bound, or of the groups where noise is split over them.
+    Each group counts by its share of the squared bound, or by 1 / number of groups if that is more:
+    noise may be split over the groups.
     """
     bounds = clip.group_bounds()
     groups = sum(bound > 0 for bound in bounds)
@@ -284,7 +289,8 @@ class _Sums(NamedTuple):
     arrays = {id(factor): factor for factor in self.factors}
     now = self
     for group in self.sharing_cotangents(at_once):
-      # One after the other, or the products c_i g_i of all are in memory at once.
+      # Groups are summed one after the other. Else the products c_i g_i of all would be in memory
+      # at once.
       if sums:
         settled, sums = lax.optimization_barrier((list(arrays.values()), sums))
         arrays = dict(zip(arrays, settled))
@@ -298,7 +304,7 @@ class _Sums(NamedTuple):
     return {i: self.total(i, False) for i in at_once} | self._begun()
 
   def formed_again(self, begun: dict[int, Any]) -> dict[int, Any]:
-    """Adds the sums of the other units, in a loop that drops examples by itself."""
+    """Adds the sums of units that are formed in a loop, which drops examples by itself."""
     return {
       i: self.total(i, None, sums) if self._is_again(i) else sums
       for i, sums in begun.items()
@@ -334,7 +340,7 @@ def _with_rows_alone(
   """Adds the clipped gradients of rare examples, formed one after the other.
 
   Args:
-    sums: of the other examples, by the place of their unit.
+    sums: sums over the other examples, by the place of their unit.
     norms: [B], whose entries are replaced where the example is rare.
     rare: [B] bool.
   """
@@ -347,7 +353,7 @@ def _with_rows_alone(
 
   def clipped(gradients):
     by_leaf = treedef.unflatten(_by_leaf(ordered, gradients))
-    # The norm of the very numbers that are added, so that no rounding comes between.
+    # The norm is that of the very numbers that are added, so that no rounding comes between.
     groups = jax.tree.map(lambda _, group: lengths.scaled(group), clip.norms, by_leaf)
     rows = jax.tree.map(lambda length: length[None], groups)  # a batch of one
     weights = _weights(rows, clip, jnp.ones(1, bool))
@@ -445,9 +451,9 @@ def stacked_gradients(
   """Returns losses [B] and the gradient of each example, leaves [B, *param], in at least
   float32.
 
-  Formed from the operands and cotangents that the loss computed, as they are for the fast
-  route: where the loss computes in less than float32, JAX would round (or overflow) once more.
-  One example after the other where a convolution could mix them.
+  They are formed from the operands and cotangents that the loss computed, as for the fast route:
+  where the loss computes in less than float32, JAX would round (or overflow) once more. If a
+  convolution could mix examples, they are taken one after the other.
   """
   recipe = plan(loss_fn, params, first_of(batch))
   if keeps_apart(recipe):

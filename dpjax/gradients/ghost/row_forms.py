@@ -2,10 +2,10 @@
 
 These are dense layers, convolutions and embeddings. `jaxpr_sites` defines sites.
 
-For one example such a site's gradient, seen as N independent matrices [K, P], is
-left^T right with left [N, T, K] from the operand and right [N, T, P] from the cotangent:
-T rows per example (tokens, output positions, steps of a scan), K and P the two sides of
-the parameter. An embedding's left side is one-hot and kept as integers [N, T].
+For one example such a site's gradient is N independent matrices [K, P]. They are left^T right:
+left [N, T, K] follows from the operand, and right [N, T, P] from the cotangent. T is the number of
+rows per example (tokens, output positions, steps of a scan). K and P are the two sides of the
+parameter. An embedding's left side is one-hot and kept as integers [N, T].
 """
 
 from __future__ import annotations
@@ -72,15 +72,16 @@ class RowForm:
 
 
 def find(site: Site) -> RowForm | None:
-  """Returns the row form of a site; None where it has none. Squares must be of real
-  numbers, of one precision."""
+  """Returns the row form of a site; None where it has none. A site with complex numbers, or of two
+  precisions, has none: a norm from rows adds squares of real numbers of one precision."""
   finder = _FINDERS.get(site.name)
   simple = len(site.params) == len(site.outs) == 1 and site.data and not is_complex(site)
   return finder(site) if finder and simple and len(precisions([site])) == 1 else None
 
 
 def precisions(sites: Sequence[Site]) -> set[bool]:
-  """Returns whether rows are in double precision: of operands and of cotangents.
+  """Returns whether the floats of operands and cotangents are in double precision: a set, which has
+  two members if they differ.
 
   A norm of rows includes rounding and underflow of one type only. If one side is in double
   precision, the errors of the other side's float32 would be left out.
@@ -185,7 +186,7 @@ def _dot_form(site: Site) -> RowForm | None:
 def windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   """Extracts patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices.
 
-  Axis by axis, which needs the sum of the kernel's sizes in slices, not their product.
+  It goes axis by axis: the number of slices is the sum of the kernel's sizes, not their product.
   """
   lead = x.ndim - len(kernel) - 1
   config = [(0, 0, 0)] * lead
@@ -441,7 +442,7 @@ def _chosen_product_form(site: Site) -> RowForm | None:
     )
     rows = [*table.shared, *deep(range(batch))]
     right = _arrange(cotangents[0], table.sliced, rows, deep(out_t), deep(out_p))
-    # Of N blocks, batch rows B, free rows F, shared positions S: each meets each.
+    # In each of N blocks, each batch row meets each free row and each shared position.
     blocks, batch_rows = right.shape[:2]
     full = (blocks, batch_rows, frees, shares)
     every = lambda a: jnp.broadcast_to(a, (*full, a.shape[-1])).reshape(
@@ -515,7 +516,7 @@ def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> RowFactor
 
 
 def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
-  """Returns the form of a table of `count` rows in every turn of the loops."""
+  """Returns the form of a table from which every turn of the loops takes `count` rows."""
   shape = site.params[0].aval.shape
   indexed, kept = table[:2]
   loop_sizes = _loop_sizes(site, table.sliced)
@@ -586,9 +587,9 @@ class RowLengths(NamedTuple):
   """Length of an example's gradient, and of the rows whose sum it is."""
 
   length: Length
-  # Sum of the lengths of both sides: []. Underflow in one counts times the other's.
+  # Sum of the lengths of both sides: []. Underflow in one side counts times the other's length.
   extent: jax.Array
-  # Norm of the gradient if no two numbers cancelled, at most: []. None where there is one row.
+  # Upper bound on the norm if no two numbers cancelled: []. None where there is one row.
   reach: jax.Array | None = None
 
 
@@ -618,8 +619,8 @@ def gram_length(
 ) -> RowLengths:
   """Returns |sum of left^T right| through the T x T products of rows (ghost norm).
 
-  The most that rounding may change is added to the norm: where rows cancel, the sum of pairs could
-  otherwise be below the square of the gradient that is clipped by it. The most that underflow may
+  The most that rounding may change is added to the norm. Otherwise, where rows cancel, the sum of
+  pairs could be below the square of the gradient that is clipped by it. The most that underflow may
   take from the products of either side, and from the pairs, is added too.
 
   An inner product of K numbers, in whichever order a backend adds them, is off by at most
@@ -635,7 +636,7 @@ def gram_length(
   size = jnp.float32(0)
   sizes = jnp.float32(0)
   grown = jnp.float32(0)
-  # Of the rows that are multiplied, and the square of those of a table.
+  # `reach` of the rows that are multiplied, and the square of the `reach` of a table's rows.
   multiplied = jnp.float32(0)
   in_table = jnp.float32(0)
   extent = jnp.float32(0)
@@ -692,12 +693,12 @@ def gram_length(
   lost = max(inner, 1) * right_trace + width * left_trace + rows * blocks
   lost = rows * (lengths.tiny(total) * lost)
   if precision.in_three_parts(parts[0].right, parts[0].right):
-    # What is left of a number below `tiny` after its first 11 bits is 0, too.
+    # The parts of a number after its first 11 bits are 0, too, if they are below `tiny`.
     longest_row = functools.reduce(
       jnp.maximum, [jnp.max(side, initial=0) for each in sides for side in each]
     )
     lost = lost * (1 + 2 * longest_row)
-  # It is a square, so only rounding can make the sum of pairs negative.
+  # The sum of pairs is a square, so only rounding can make it negative.
   square = jnp.maximum(total, 0) + eps * size
   charge = eps + max(map(_growth, parts))
   missing = jnp.sqrt(rows * lost)
@@ -712,7 +713,7 @@ def _in_table(part: RowFactors) -> bool:
 
 
 def _growth(part: RowFactors) -> float:
-  """Returns the most that a clipped sum's product of a row exceeds its size by, as a share of it.
+  """Returns by how much a row's product in a clipped sum may exceed its size, as a share of it.
 
   Rows of a table are added, not multiplied, and added exactly.
   """
@@ -724,7 +725,8 @@ def _growth(part: RowFactors) -> float:
 def with_rounding(summed: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
   """Norm of sum_t a_t g_t^T, plus a bound on the product's rounding.
 
-  The charge is a small multiple of eps sum_t |a_t| |g_t|, far below the norm unless rows cancel.
+  The charge is a share of sum_t |a_t| |g_t|: (T + 2) eps / 2 for T rows, and twice what a sum may
+  grow by (`precision`). It is far below the norm unless rows cancel.
   Constant rows come near it: XLA's CPU backend adds them one after the other, and rounds each
   sum the same way. A charge of eps alone let terms be 1.01 bounds long from 64 rows on, 3.5
   from 10,000 rows on.
@@ -738,7 +740,7 @@ def with_rounding(summed: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
   # (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
   rows = sum(part.right.shape[1] for part in parts)
   rounding = (rows + 2) * float(jnp.finfo(summed.dtype).eps) / 2
-  # The product may be shorter by as much as the sum's is longer.
+  # This product may be shorter, and that of the sum longer, by the growth.
   charges = [rounding + 2 * _growth(part) for part in parts]
   pairs = list(zip(charges, each))
   charged = functools.reduce(jnp.add, [charge * rows.norm for charge, rows in pairs])
@@ -812,6 +814,6 @@ def _product_by_blocks(rows: RowFactors, left_size: int) -> jax.Array:
     outer = left[:, :, None] * right[:, None, :]  # [T, width, P]
     return empty.at[jnp.maximum(chosen, 0)].add(outer)
 
-  # Rows that took nothing are zero, and add it to block 0.
+  # Rows that took nothing are zero, and add zeros to block 0.
   blocks = jax.vmap(add)(rows.chosen, left, right)  # [N, blocks, width, P]
   return blocks.reshape(blocks.shape[0], left_size, -1)

@@ -84,8 +84,8 @@ def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> 
 def _settle(x: jax.Array) -> jax.Array:
   """Rounds half precision once, for all later uses.
 
-  XLA may keep more digits in one use of a value than in another; a norm and the sum that
-  it bounds would then belong to different gradients.
+  XLA may keep more digits in one use of a value than in another. Then a norm and the sum that it
+  bounds would belong to different gradients.
   """
   half = equations.is_float(x) and jnp.finfo(x.dtype).bits < 32
   return lax.optimization_barrier(x) if half else x
@@ -226,7 +226,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], params_at: dict
       entering = [*values[:first_carry], *unknown, *sliced]
     return _collect(step.inner, entering, params_at)
   if not step.values or any(value.kind is Kind.DATA for value in step.values):
-    # Data; or a print, which has no result.
+    # The step depends on data, or is a print, which has no result.
     return [None] * len(step.values)
   return _vectorised(step.eqn, [value for value in values if value is not None])
 

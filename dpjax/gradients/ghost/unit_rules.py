@@ -39,7 +39,7 @@ _BRANCH_ABOVE = 4096
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
-# Parts of a batch whose operands are copied one after the other, at most.
+# Largest number of parts of a batch whose operands are copied one after the other.
 _PARTS = 16
 # Share of a clipped term that c_i g_i may lose to underflow before it is computed again.
 _LOST = 1e-7
@@ -50,7 +50,8 @@ _STRAY = 0.04
 _USUAL_REACH = 8.0
 # Clip norms that the rows of an example may reach at most, unless it is added alone.
 _MOST_REACH = 32.0
-# Rows of a batch that are multiplied in one sum: of these, an example may reach 32 clip norms.
+# Most rows of a batch that are multiplied in one sum. With so many, an example may reach 32 clip
+# norms.
 _ROWS_OF_SUM = 40_000
 # Rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
 _ROWS_OF_TABLE = 256
@@ -61,7 +62,7 @@ class Norms(NamedTuple):
 
   lengths: tuple[Length, ...]  # per leaf of the unit: [B]
   held: Any  # per-example products or gradients [B, ...]; None where they were freed
-  # Of an example's rows, as in `row_forms.RowLengths`: [B]. None where it has none.
+  # For an example's rows, as in `row_forms.RowLengths`: [B]. None where they were not measured.
   extent: Any = None
   reach: Any = None
 
@@ -103,7 +104,7 @@ def norms(
 
 
 def _complete(unit: Unit, result: Any) -> Norms:
-  """Completes the norms: joined leaves share one, unused leaves have none; see `finished`."""
+  """Completes the norms of joined leaves: the first has the norm of all, the others have 0."""
   leaf_lengths = result.lengths
   if not leaf_lengths:
     return result
@@ -277,8 +278,8 @@ def transpose(
 
 
 def _site_fn(site: Site, wide: bool, exactness: lax.Precision) -> Callable:
-  """Returns (parameters, data operands) -> tapped results. They are wide, and at least
-  float32 where the loss computes in less."""
+  """Returns (parameters, data operands) -> tapped results. With `wide`, and where the loss computes
+  in less than float32, they are at least float32 if the equation can be widened."""
   if site.eqn is None:
     return lambda params, data: (params[0],)
   order = equations.operands(site.eqn)
@@ -372,8 +373,8 @@ def gradient_of(
 ) -> tuple[jax.Array, ...]:
   """Returns the gradient of the example in one row, for each leaf of the unit.
 
-  Formed before it is clipped: neither its products nor its entries leave the range of floats
-  where its norm does not.
+  It is formed before it is clipped, so its products and entries stay within the range of floats
+  if its norm does.
   """
   if unit.rule is Rule.UNUSED:
     return no_sums(unit, flow, recorded)
@@ -456,8 +457,8 @@ def loses_terms(
 ) -> jax.Array | None:
   """Finds examples for which c_i g_i loses a visible part of the clipped term: [B] bool.
 
-  A product below the normal numbers is 0. Rows a_t then lose up to that number times |a_t|,
-  for each column of g_t: the whole term where the operand is large.
+  A number of c_i g_i below the smallest normal number becomes 0. Row t then loses up to that number
+  times |a_t|, for each column of g_t. If the operand is large, that is the whole term.
 
   Args:
     unit: unit whose sum may be a transpose.
@@ -520,11 +521,12 @@ def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
 
 
 def _examples_of_sum(rows: int) -> int:
-  """Returns of how many examples the rows of a table may be added one after the other.
+  """Returns the number of examples whose rows of a table may be added one after the other.
 
   N examples of T rows make a sum of up to N bounds, which rounds each row by N eps / 2. One
-  example more may change T N of those roundings. Of one row each that is .016 bounds for the
-  number below. Rows that cancel reach up to 32 bounds, so half of that are in the sum at once.
+  example more may change T N of those roundings. With one row each, that is .016 bounds for
+  `trees.ADDED_AT_ONCE` examples. Rows that cancel reach up to 32 bounds, so half of that are in the
+  sum at once.
   """
   large = 1 if rows == 1 else _MOST_REACH / 2
   return max(1, int(trees.ADDED_AT_ONCE / math.sqrt(rows * large)))
@@ -564,8 +566,10 @@ def _transposed(
   call: Callable = lambda fn, tree: fn(tree),
   finite: jax.Array | bool | None = None,
 ):
-  """Applies each site's ordinary transpose at c_i g_i, once per distinct factor
-  ("book-keeping")."""
+  """Applies each site's ordinary transpose to c_i g_i: cotangents of example i times its factor.
+
+  Leaves with one array of factors share one transpose ("book-keeping").
+  """
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
   # Leaves of one clip group share one array of factors, so one transpose serves them all.
@@ -589,9 +593,9 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   transposed = functools.partial(_transpose_at, site, seen, call=call, finite=finite)
   count = factor.shape[0]
   form = row_forms.find(site)
-  # Of the rows, as where the norm was taken: factors of a group may be in double precision.
+  # The type of the rows decides, as for their norm: factors of a group may be in double precision.
   parts = _parts_of(form, cotangents[0].dtype, count) if form is not None else 1
-  # A branch that is rarely taken copies operands. A program's memory is that of its largest one.
+  # A branch that is rarely taken copies operands. Its memory counts even if it is not taken.
   if finite is False and not site.loops:
     parts = max(d for d in range(1, max(parts, _PARTS) + 1) if count % d == 0)
   if parts == 1:
@@ -604,8 +608,8 @@ def _in_parts(fn: Callable, args: Any, parts: int, depth: int) -> tuple[jax.Arra
 
   Args:
     fn: function of factors, operands and cotangents.
-    args: factors [B], and the others [*loops, B, ...].
-    parts: how many, at most B. What is left over where B is no multiple is one more.
+    args: factors [B]; operands and cotangents [*loops, B, ...].
+    parts: number of parts, at most B; a smaller remainder is one more part.
     depth: number of loops.
   """
   factor, *recorded = args
@@ -702,11 +706,11 @@ def _table_sum(rows: RowFactors, size: int) -> jax.Array:
 
     def add(carry, part):
       tokens, values = part
-      # The first row of each token has their sum.
+      # The first row of each token gets the sum of that token's rows.
       same = tokens[:, None] == tokens[None]
       first = jnp.min(jnp.where(same, row[None], _ROWS_OF_TABLE), axis=1)
       sums = jnp.zeros_like(values).at[first].add(values)
-      # Others are outside of the table, and add nothing.
+      # Other rows get a place outside of the table, and add nothing.
       place = jnp.where((first == row) & (tokens >= 0), tokens, size)
       total, left_out = jnp.split(carry.at[place].get(mode="fill", fill_value=0), 2, axis=1)
       after = jnp.concatenate(exact_plus(total, left_out, sums), axis=1)

@@ -210,7 +210,7 @@ def _orientation(sites, forms) -> tuple[bool, ...]:
 def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool]:
   if len(forms) == 1 and forms[0].rows == 1:
     return Rule.OUTER, cost_model.outer(forms[0]), False
-  # Their product would be as large as all the matrices that an index chooses from.
+  # With chosen matrices, a product would be as large as all the matrices to choose from.
   if any(form.width for form in forms):
     return Rule.GRAM, cost_model.gram(forms, platform), False
   gram = cost_model.gram(forms, platform)

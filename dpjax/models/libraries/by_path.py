@@ -88,7 +88,7 @@ def find(path: str) -> Callable[..., Any]:
 
 
 def is_model_class(part: object) -> bool:
-  """Whether a class is one of models: of a library's modules, or with `init` and `apply`.
+  """Whether a class makes models: modules of a library, or objects with `init` and `apply`.
 
   >>> is_model_class(nn.Dense), is_model_class(dict)
   (True, False)

@@ -26,7 +26,7 @@ class EquinoxModel(parts_lib.ConstructedModel):
   Args:
     construct: function of key= (and input_shape=) that returns a module.
     path: the user's import path, for messages.
-    shaped: whether it takes input_shape=.
+    shaped: whether `construct` takes input_shape=.
   """
 
   def __init__(self, construct: Callable[..., Any], *, path: str, shaped: bool):
@@ -61,12 +61,12 @@ class EquinoxModel(parts_lib.ConstructedModel):
     """Returns whether training draws random numbers.
 
     Raises:
-      UserError: evaluation fails, as where it needs a key, too.
+      UserError: evaluation fails, for example because it needs a key, too.
     """
     try:
       jax.eval_shape(lambda params: self.apply(params, first), params)
     except Exception as error:
-      # With a key it may run. If it does not, this raises what is really wrong.
+      # With a key the model may run. If it does not, this call raises the real error.
       jax.eval_shape(
         lambda params, key: self.apply(params, first, key=key), params, jax.random.key(0)
       )

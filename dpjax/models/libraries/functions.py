@@ -1,7 +1,7 @@
 """Models that are two functions, in the form of `dpjax.models.libraries.by_path.Model`.
 
-Either an object with `init(key, x)` and `apply(params, x)`, as `haiku.transform` makes it, or a
-pair as `jax.example_libraries.stax` has it: `init(key, shape) -> (shape, params)` and
+Such a model is an object with `init(key, x)` and `apply(params, x)`, as `haiku.transform` makes it,
+or a pair as `jax.example_libraries.stax` has it: `init(key, shape) -> (shape, params)` and
 `apply(params, x)`.
 """
 
@@ -85,7 +85,7 @@ def model_of(value: Any, path: str) -> FunctionModel | None:
   first, apply = value
 
   def init(key: Array, x: ArrayTree) -> Params:
-    # stax wants the shape of a batch, and says that of the outputs beside the parameters.
+    # stax wants the shape of a batch, and returns the shape of the outputs beside the parameters.
     _, params = first(key, jnp.shape(x))
     return params
 

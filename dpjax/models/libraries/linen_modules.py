@@ -78,7 +78,7 @@ def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
   """Returns whether the model needs a key in training (dropout).
 
   Args:
-    model: as `modes` returns it.
+    model: the model, as `modes` returns it.
     first: [1, ...]; only its shape is used.
     path: name of the model, for messages.
 
@@ -136,7 +136,7 @@ def mode_arguments(call: Callable[..., Any], *, training: bool) -> dict[str, Any
 
 
 def training_flags(call: Callable[..., Any]) -> dict[str, bool]:
-  """Returns the arguments of a model's call that say whether it trains, with their value then.
+  """Returns the arguments of a model's call that say whether it trains -> their value in training.
 
   >>> training_flags(lambda x, deterministic: x)
   {'deterministic': False}

@@ -18,7 +18,7 @@ from dpjax.models.libraries import linen_modules
 from dpjax.models.libraries import parts as parts_lib
 from dpjax.types import Array, ArrayTree, Params
 
-# Stands at the end of a leaf's path: the array inside a variable.
+# Last name in a leaf's path: that of the array inside a variable.
 _VALUE = "value"
 # Argument of `__call__` that takes random streams for one call.
 _STREAMS = "rngs"
@@ -30,7 +30,7 @@ class NnxModel(parts_lib.ConstructedModel):
   Args:
     construct: function of rngs= (and input_shape=) that returns a module.
     path: the user's import path, for messages.
-    shaped: whether it takes input_shape=.
+    shaped: whether `construct` takes input_shape=.
   """
 
   def __init__(self, construct: Callable[..., Any], *, path: str, shaped: bool):
@@ -99,7 +99,7 @@ class NnxModel(parts_lib.ConstructedModel):
     names = linen_modules.parameters_of(type(module).__call__)
     how = linen_modules.mode_arguments(type(module).__call__, training=key is not None)
     if _STREAMS in names and key is not None:
-      # Folded beyond the layers' own streams.
+      # This number is larger than those of the layers' own streams.
       how[_STREAMS] = nnx.Rngs(jax.random.fold_in(key, 2**32 - 1))
     return module(x, **how), module
 

@@ -25,7 +25,7 @@ class ConstructedModel:
   Args:
     construct: function of the library's key argument (and input_shape=) that returns a module.
     path: the user's import path, for messages.
-    shaped: whether it takes input_shape=.
+    shaped: whether `construct` takes input_shape=.
   """
 
   def __init__(self, construct: Callable[..., Any], *, path: str, shaped: bool):
@@ -59,8 +59,8 @@ class Parts:
 
   Args:
     treedef: structure of the model's tree.
-    names: of every leaf the name of the parameter; None for a constant.
-    constants: of every leaf its value; None for a parameter.
+    names: name of each leaf that is a parameter; None for a constant.
+    constants: value of each leaf that is a constant; None for a parameter.
   """
 
   treedef: Any

@@ -38,8 +38,8 @@ def draws(model: Any, params: Params, first: ArrayTree, path: str) -> bool:
 
 
 def _check_dropout(run: Callable[[], Any], path: str) -> None:
-  """Raises UserError for a Dropout that is off in training. An argument of another name, such
-  as `is_train`, stays at its default there."""
+  """Raises UserError for a Dropout that is off in training. A training flag of another
+  name, such as `is_train`, stays at its default."""
   silent = []
 
   def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -85,7 +85,7 @@ def check_outputs(
   """Raises UserError unless a model returns one array of logits.
 
   Args:
-    outputs: what it returns, or its shapes.
+    outputs: what the model returns, or its shapes.
     wanted: shape of the logits.
     input_shape: shape of the inputs.
     path: the user's import path, for messages.

@@ -50,7 +50,7 @@ def add_correlated(
     correlation: the strategy C, the same at every call.
     num_steps: rows that were accounted for. A later one raises, or gives NaN if the state is
       traced.
-    factors: factors of std at each step, or () for 1 throughout.
+    factors: factor of std at each step, or () for 1 throughout.
 
   The white noise of step t equals the draw of `noise.add_gaussian` after t draws. With a release
   key the noisy tree is rounded to a public grid, which is post-processing.

@@ -1,19 +1,21 @@
 """Strategies with banded C^{-1}: each step's noise is a sum of several white draws.
 
-Noise y_t = z_t - p_1 z_(t-1) - .. - p_k z_(t-k), with every p_j >= 0 and a sum of at most 1. A
-white draw is a function of key and step, so earlier draws are drawn again and none is kept.
+The noise is y_t = z_t - p_1 z_(t-1) - .. - p_k z_(t-k). No p_j is negative, and their sum is at
+most 1. A white draw is a function of key and step, so earlier draws are drawn again and none is
+kept.
 
 C itself has no band: its coefficients are c_0 = 1 and c_t = p_1 c_(t-1) + .. + p_k c_(t-k). Two
 facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
 
 1. No c_t is negative, for it is a sum of products that are not.
-2. Where c_0 .. c_k fall, all of them fall. For t > k, c_t - c_(t-1) = sum_j p_j (c_(t-j) -
+2. If c_0 .. c_k fall, all c_t fall. For t > k, c_t - c_(t-1) = sum_j p_j (c_(t-j) -
    c_(t-j-1)), a sum of terms that are not positive, by induction.
 
-By 1. examples in turns are accounted exactly. By 2. so are those that are at least b steps apart
-(Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2). No amplification by sampling is proved:
-columns of C never end, so all steps of an example share rows, and `accounting.amplified_costs`
-refuses it. Balls in bins have a proof that needs no band (`accounting.balls_in_bins_proved`).
+By 1. examples whose steps are cyclic are accounted exactly. By 2. so are those whose steps are at
+least b apart (Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2). No amplification by sampling
+is proved: columns of C never end, so all steps of an example share rows, and
+`accounting.amplified_costs` refuses it. Balls in bins have a proof that needs no band
+(`accounting.balls_in_bins_proved`).
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class InverseBanded:
 
   Args:
     coefficients: first column of C^{-1}. The first is 1, the others are in [-1, 0], and their sum
-      is not negative. Rounded to float32, in which the noise is computed.
+      is not negative. They are rounded to float32, in which the noise is computed.
     redraw: whether white noise of earlier steps is drawn again. True takes no memory, and one draw
       for each coefficient in every step. False keeps a copy of the parameters for each coefficient
       but the first. None keeps copies if they take 64 MB or less.
@@ -172,7 +174,7 @@ class InverseBanded:
 
   @property
   def buffers(self) -> int:
-    """Returns the number of copies of the parameters that are kept; 0 if `redraw` is True."""
+    """Returns the most copies of the parameters that may be kept; 0 if `redraw` is True."""
     return 0 if self.redraw else len(self.coefficients) - 1
 
   def multiply(self, x: np.ndarray) -> np.ndarray:
@@ -249,8 +251,8 @@ class InverseBanded:
       return total
 
     def add(place: jax.Array, total: ArrayTree) -> Any:
-      # The newest draw is added last: given earlier noise, that sum is rounded as with white
-      # noise. Summing the noise apart would need one more copy of the parameters.
+      # The newest draw is added last. Conditioned on the earlier draws, this addition is rounded as
+      # one of white noise. Summing all noise separately would need one more copy of the parameters.
       age = bands - 1 - place
       # A branch, since steps before the first have no noise. It also keeps XLA from moving the
       # counters of all random bits out of the loop, which would take 24 bytes for each parameter.
@@ -321,7 +323,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
 
 
 def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a falling column c, and the p of 1 / c.
+  """Returns a falling column c, and p_1, p_2, .. with 1 / c(x) = 1 - sum_j p_j x^j.
 
   c_t / c_(t-1) = 1 - g_t with g_t = factors[0] .. factors[t-1]: factors in (0, 1] make ratios that
   rise, so c is log-convex, and then no p_j is negative (Kaluza 1928).

@@ -3,9 +3,9 @@
 A lower-triangular Toeplitz matrix is a power series c(x); products of matrices are products of
 series. All is computed with NumPy in float64, once, before training.
 
-The error of a strategy is that of the noise in the prefix sums x_1 + .. + x_t, which is what
-SGD with a constant rate applies: row norms of A C^{-1}, A the matrix of ones below the
-diagonal. (c(x) (1 - x))^{-1} = sum_s b_s x^s gives them: error_t = b_0^2 + .. + b_{t-1}^2.
+The error of a strategy is that of the noise in the prefix sums x_1 + .. + x_t, which SGD with a
+constant rate applies. It is the squared norm of each row of A C^{-1}, where A has ones on and below
+the diagonal. With (c(x) (1 - x))^{-1} = sum_s b_s x^s, error_t = b_0^2 + .. + b_{t-1}^2.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Tree:
     place = state.draws % self.restart_every + 1
     size = 2 ** jnp.arange(self.buffers)  # of a level's nodes
     low_bit = place & -place
-    # The first step of a tree replaces no node, since all nodes belong to the last tree.
+    # The first step of a tree replaces no node, since all nodes belong to the tree before.
     old = jnp.where(place == 1, jnp.zeros_like(size), size < low_bit)
     row = subtract(white, weighted(old, state.nodes))
     kept = jnp.where(place == 1, jnp.zeros_like(size), size > low_bit)

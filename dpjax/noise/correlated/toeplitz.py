@@ -49,8 +49,7 @@ class BandState(NamedTuple):
 def filtered(
   coefficients: tuple[float, ...], white: ArrayTree, state: BandState, *, keep: str
 ) -> tuple[Any, BandState]:
-  """Computes y_t = z_t + sum_j c[j - 1] x_{t-j}, where x is kept: "row" (y itself) or
-  "white" (z)."""
+  """Computes y_t = z_t + sum_j c[j - 1] x_{t-j}. x is y for keep="row", and z for keep="white"."""
   buffers = len(coefficients)
   if not buffers:
     return white, BandState(state.draws + 1, state.rows)
@@ -71,8 +70,8 @@ class BandedToeplitz:
   (Choquette-Choo et al. 2023, arXiv:2306.08153; McKenna 2024, arXiv:2405.15913).
 
   Args:
-    coefficients: the first is 1, none is negative. Rounded to float32, in which the noise is
-      computed. `optimized` chooses them. Memory: bands - 1 copies of the parameters.
+    coefficients: the first is 1, none is negative. They are rounded to float32, in which the noise
+      is computed. `optimized` chooses them. Memory: bands - 1 copies of the parameters.
 
   Raises:
     UserError: a negative coefficient (the sensitivity would not be exact), or a first

@@ -1,18 +1,19 @@
 """CKKS on slots: one ciphertext holds degree / 2 numbers, and the number of products is
 planned.
 
-Two halves. `SecretKeys` stays with one party, who alone encrypts (with the secret key, so that
-a ciphertext is half as long) and decrypts. `SlotEvaluator` is made from what that party publishes:
-it adds, multiplies and rotates, and holds no secret key. What crosses between them is bytes.
+There are two halves. `SecretKeys` stays with one party, who alone encrypts (with the secret key, so
+that a ciphertext is half as long) and decrypts. `SlotEvaluator` is made from what that party
+publishes: it adds, multiplies and rotates, and holds no secret key. What crosses between them is
+bytes.
 
 Every product takes one prime of the chain. The primes are not powers of two, so each level has
 a scale of its own (`SlotEvaluator.scales`): products of two ciphertexts of a level land exactly on
 the scale of the next one. TenSEAL's vectors set the scale to a constant instead, which is off
 by up to 1e-5 of the value at each product.
 
-Guarantee: 128 bits by the table of the Homomorphic Encryption Standard, against who sees public
-keys and ciphertexts and follows the protocol. No circuit privacy: the noise of a result tells
-its decryptor about the numbers that multiplied it. A raw decryption holds noise from
+Guarantee: 128 bits by the table of the Homomorphic Encryption Standard, against anyone who sees
+public keys and ciphertexts and follows the protocol. No circuit privacy: the noise of a result
+tells its decryptor about the numbers that multiplied it. A raw decryption holds noise from
 which anyone who gets it may learn the SECRET KEY (IND-CPA-D): the key's holder keeps decryptions,
 and passes on only what is rounded far above `Chain.error` or has noise of its own.
 Source: Cheon, Kim, Kim and Song 2017; Li and Micciancio 2021; Microsoft SEAL through TenSEAL.
@@ -49,8 +50,8 @@ class Chain:
 
   Args:
     levels: products in a row; each takes a prime of `scale_bits`.
-    end_bits: bits of the last prime that is left, and of that of the keys: values of the end are
-      below 2^(end_bits - scale_bits - 1).
+    end_bits: bits of the prime that is left in the end, and of the prime of the keys. Values in the
+      end must be below 2^(end_bits - scale_bits - 1).
 
   Raises:
     UserError: no degree up to 16,384 holds such a chain at 128 bits of security.

@@ -121,9 +121,10 @@ def _power(number: float) -> int:
 class _Packed:
   """Layout in blocks of B slots, an image in each, after h empty slots.
 
-  A product adds W[q, p mod h] x[q] up in slot p, where q is in [p, p + h): h rotations of x,
-  of which b baby steps are shared by h / b giant ones. The slots p, p + h, ... of a block then
-  hold parts of one output. The head does the same with rotations to the right.
+  A product with a matrix W adds up W[q, p mod h] x[q] in slot p, for q in [p, p + h). That needs h
+  rotations of x: b baby steps, which are the same for each of h / b giant steps. The slots p,
+  p + h, ... of a block then hold parts of one output. The head does the same with rotations to the
+  right.
   """
 
   def __init__(self, num_inputs: int, hidden: int, classes: int):
@@ -296,8 +297,8 @@ class ModelOwner:
   """The party with the network, which answers queries without reading them.
 
   Raises:
-    UserError: weights so large, or NaN, that a logit of some image could wrap around, or so
-      unlike in size that it would be lost in rounding (`SquareNetwork.logit_error`).
+    UserError: weights that are NaN; so large that a logit of some image could wrap around; or so
+      unlike in size that rounding would hide a logit (`SquareNetwork.logit_error`).
 
   >>> rng = np.random.default_rng(0)
   >>> net = SquareNetwork(*(rng.normal(size=s) for s in [(6, 4), (4,), (4, 3), (3,)]))

@@ -1,7 +1,7 @@
 """Ridge regression on ciphertexts: E(X), E(y) -> E(w) -> E(y_hat); only the owner decrypts.
 
-The owner of the data standardises columns and targets (so the means, the scales and the
-intercept are the owner's alone), encrypts, and rents a server that computes
+The owner of the data standardises columns and targets, so the means, the scales and the intercept
+are the owner's alone. The owner then encrypts, and rents a server that computes
 
   A = X^T X / n + ridge I,   b = X^T y / n,   w <- w - eta (A w - b),   w = 0 at first.
 
@@ -25,10 +25,11 @@ published weights tell about the data.
 When the chain of products is used up, the owner decrypts and encrypts again (a refresh): this
 is counted, and bounded by `RegressionPlan.most_refreshes`. There is no bootstrapping in SEAL.
 
-Layout: slot j * R + r holds column j of row r, so that a rotation by R moves to the next
-column, cyclically. A matrix is its diagonals D_s[j] = M[j, j + s], one ciphertext each, in the
-slots j * R; for a symmetric one, those up to m / 2 determine the others. Source: Halevi and Shoup
-2014 (products by diagonals); Cheon et al. 2017 (CKKS).
+Layout, for m columns and R rows in a ciphertext: slot j * R + r holds column j of row r, so that a
+rotation by R moves to the next column, cyclically. A matrix is stored as its diagonals
+D_s[j] = M[j, j + s], one ciphertext each, in the slots j * R. For a symmetric matrix, those up to
+m / 2 determine the others. Source: Halevi and Shoup 2014 (products by diagonals); Cheon et al. 2017
+(CKKS).
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class DataOwner:
     """Returns the same numbers in fresh ciphertexts, with zeros for unused slots: a `Refresh`.
 
     Raises:
-      UserError: more than planned: the server does not follow the protocol.
+      UserError: more refreshes than planned, so the server does not follow the protocol.
     """
     self.refreshes += 1
     if self.refreshes > self.plan.refreshes:
@@ -350,7 +351,7 @@ def regress(
     x: [n, d]. y: [n]. new: [n', d] rows to predict, encrypted as well.
 
   Raises:
-    UserError: as `DataOwner`; TenSEAL is not installed.
+    UserError: as `DataOwner`, or TenSEAL is not installed.
 
   >>> rng = np.random.default_rng(0)
   >>> x = rng.normal(size=(40, 2))

@@ -9,8 +9,9 @@ The sign of x is computed as follows (all that the dealer makes serves one compa
    The parties hold the bits of r as shares by exclusive or. At each place the public bit of c
    either generates a borrow or passes one on; six layers of ANDs, each one dealt triple of
    half the width, combine these (a tree of carries as in a parallel-prefix adder).
-3. The bit is opened under a dealt random bit s, so that b = v ^ s with v public is v + s - 2 v s
-   in the ring, by itself. The dealer deals r s, too: so b x, with x = c - r, costs no product.
+3. The bit is opened under a dealt random bit s, which makes v = b ^ s public. In the ring b is then
+   v + s - 2 v s, which each party computes alone. The dealer deals r s, too: so b x, with
+   x = c - r, costs no product.
 
 8 messages of 43 bytes in all per value and party. Against one honest-but-curious party, if masks
 from ChaCha20 are as good as uniform. (SecureML uses garbled circuits; Catrina and de Hoogh 2010,
@@ -143,7 +144,7 @@ def sigmoid(party: Party, x: Shares) -> Shares:
   """Returns 0 below -1/2, x + 1/2 between, 1 above 1/2 (SecureML, section IV), for [...] shares.
 
   It is relu(x + 1/2) - relu(x - 1/2), both in one comparison, where neither sum leaves the
-  signed words: |x| < 2^(63-f) - 1/2. UserError: f = 0, which has no 1/2.
+  signed words: |x| < 2^(63-f) - 1/2. Raises UserError for f = 0 fraction bits.
   """
   # Without fraction bits, 1/2 does not exist.
   validate.integer_in(1, ring64.MOST_FRAC_BITS, frac_bits=party.frac_bits)
@@ -189,7 +190,7 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
 
   Args:
     x: [...] shares of numbers in [low, high]; outside, the result means nothing.
-    low, high: public, 2^(6-f) <= low <= high <= 2^(f-6).
+    low, high: public bounds, 2^(6-f) <= low <= high <= 2^(f-6), with f = `party.frac_bits`.
 
   Returns:
     [...] shares; at f = 18 the error is below 2^-15 max(1, 1 / x^2).

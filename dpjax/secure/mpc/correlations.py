@@ -1,10 +1,10 @@
 """Correlated randomness of two parties: made by a dealer, and delivered in parts.
 
 A correlation has free parts, uniform in both parties, and bound parts, which follow from the
-sums of the free ones (a product, for a Beaver triple). Party 0 expands all of its parts from a
-key that it shares with the dealer, party 1 its free ones; the dealer, who knows both keys, sends
-party 1 what its bound parts must be. For a triple that is a third of party 1's parts. The dealer
-hears nothing but names, shapes and public numbers.
+sums of the free ones (a product, for a Beaver triple). Each party shares a key with the dealer.
+From it party 0 expands all of its parts, and party 1 its free parts. The dealer knows both keys,
+and sends party 1 its bound parts: for a triple a third of all its parts. The dealer hears nothing
+but names, shapes and public numbers.
 
 `CORRELATIONS` is the table by name: a protocol of another file adds a row.
 """

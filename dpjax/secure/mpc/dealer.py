@@ -16,7 +16,7 @@ import numpy as np
 from dpjax.secure.mpc.correlations import Unique, bind, correlated, expand, fresh_key
 from dpjax.validate import UserError
 
-# (number, name, arguments) -> dependent parts
+# (number, name, arguments) -> bound parts of party 1
 Ask = Callable[[int, str, list], list[np.ndarray]]
 
 
@@ -68,8 +68,8 @@ class Supply(Unique):
   """A party's connection to the dealer.
 
   Args:
-    key: shared with the dealer.
-    ask: how party 1 gets its bound parts; None in party 0, which expands all of its parts.
+    key: key that the party shares with the dealer.
+    ask: gets the bound parts of party 1 from the dealer; None in party 0, which expands all parts.
   """
 
   def __init__(self, key: bytes, ask: Ask | None):

@@ -1,9 +1,9 @@
 """Yao's garbled circuits for one comparison: x < y, where each party holds one of them.
 
-The garbler gives every wire of a circuit two random labels, one for each value, and encrypts
-every AND gate so that from one label of each input one label of the output follows. The
-evaluator gets the labels of the garbler's input, those of its own by oblivious transfer, and
-goes through the circuit, seeing one label of each wire and never what it stands for.
+The garbler gives every wire of a circuit two random labels, one for each value. It encrypts every
+AND gate so that one label of each input gives one label of the output. The evaluator gets the
+labels of the garbler's input from the garbler, and those of its own input by oblivious transfer.
+Then it goes through the circuit. It sees one label of each wire, and never what this stands for.
 
     garbler, evaluator = Garbler(x, bits=32), Evaluator(y, bits=32)
     pairs = garbler.answer(evaluator.choose(garbler.offer))
@@ -14,10 +14,10 @@ goes through the circuit, seeing one label of each wire and never what it stands
 | garbler   | nothing (the answer, where evaluator says it) |
 | evaluator | whether x < y                                |
 
-For parties that follow the protocol, exact for every x and y: a garbler that garbles another
-circuit is not caught. A table or a label that was changed on the way gives an error. XOR is free
-and NOT swaps labels; an AND is two ciphertexts of 16 bytes, and a comparison one AND for each
-bit. Labels come from the operating system's entropy.
+The answer is exact for every x and y. This holds for parties that follow the protocol: a garbler
+that garbles another circuit is not caught. A table or a label that was changed on the way gives an
+error. XOR is free and NOT swaps labels. An AND is two ciphertexts of 16 bytes, and a comparison
+takes one AND for each bit. Labels come from the operating system's entropy.
 Source: Yao 1986; point-and-permute, Beaver et al. 1990; free XOR, Kolesnikov and Schneider
 2008; the circuit, Kolesnikov et al. 2009, figure 6; half gates, Zahur et al. 2015, figure 2.
 """
@@ -78,8 +78,8 @@ class Offer(NamedTuple):
 def comparison(bits: int) -> Circuit:
   """Circuit for x < y of two unsigned integers, lowest bit first: `bits` AND gates.
 
-  The carry c of the bits below becomes y XOR (x = y AND (y XOR c)): that of the lowest
-  differing bit seen last.
+  With c the result for the bits below, a bit gives y XOR ((x = y) AND (y XOR c)): c where x and y
+  are equal, else y. So the highest bit that differs decides.
 
   >>> [gate.kind for gate in comparison(2).gates]
   ['not', 'and', 'xor', 'not', 'xor', 'and', 'xor']
@@ -92,8 +92,7 @@ def comparison(bits: int) -> Circuit:
     return 2 * bits + len(gates) - 1
 
   carry = wire("and", wire("not", 0), bits)
-  # From the lowest bit on: if two bits differ, y's bit decides, otherwise the result so
-  # far.
+  # Goes from the lowest bit up. If two bits differ, y's bit decides, otherwise the result so far.
   for x, y in zip(range(1, bits), range(bits + 1, 2 * bits)):
     same = wire("not", wire("xor", x, y))
     carry = wire("xor", y, wire("and", same, wire("xor", y, carry)))
@@ -127,8 +126,10 @@ def garble(circuit: Circuit) -> tuple[list[int], int, GarbledCircuit]:
 
 
 def _garbled_and(a: int, b: int, offset: int, index: int) -> tuple[int, tuple[int, int]]:
-  """Returns (label of 0 of the result, table): a AND b = a AND r + a AND (b + r), r a bit
-  of b's."""
+  """Returns (label of 0 of the result, table), by a AND b = (a AND r) XOR (a AND (b XOR r)).
+
+  r is the last bit of b's label of 0.
+  """
   hashes_a = _hash(a, 2 * index), _hash(a ^ offset, 2 * index)
   hashes_b = _hash(b, 2 * index + 1), _hash(b ^ offset, 2 * index + 1)
   of_garbler = hashes_a[0] ^ hashes_a[1] ^ (offset if b & 1 else 0)
@@ -183,7 +184,7 @@ class Garbler(Unique):
   """The party with x, for one comparison."""
 
   def __init__(self, x: int, *, bits: int):
-    """x: unsigned, below 2^bits, otherwise UserError."""
+    """Raises UserError unless x is an integer in [0, 2^bits)."""
     circuit = comparison(bits)
     bits_of_x = _bits("x", x, bits)
     zeros, offset, garbled = garble(circuit)
@@ -205,7 +206,7 @@ class Evaluator:
   """The party with y, which learns whether x < y."""
 
   def __init__(self, y: int, *, bits: int):
-    """y: unsigned, below 2^bits, otherwise UserError."""
+    """Raises UserError unless y is an integer in [0, 2^bits)."""
     self._circuit = comparison(bits)
     self._bits_of_y = _bits("y", y, bits)
     self._offer: Offer | None = None

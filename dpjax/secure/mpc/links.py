@@ -1,9 +1,10 @@
 """Links between two programs: bytes of a length known to both, over a queue or a socket.
 
-A socket's frames are sealed. Each end sends a fresh X25519 key; both derive, with a token that
-they were given beforehand, one ChaCha20-Poly1305 key per direction; the nonce of a frame is its
-number. So anyone who listens reads nothing, not even with the token, and a frame that was altered,
-repeated, left out or sent by somebody without the token is refused. A length is public.
+A socket's frames are sealed. Each end sends a fresh X25519 key. From both keys, and a token that
+they were given beforehand, the ends derive a ChaCha20-Poly1305 key for each direction. The nonce of
+a frame is its number. So anyone who listens reads nothing, not even with the token. A frame that
+was altered, repeated, left out or sent by somebody without the token is refused. The lengths of
+frames are public.
 """
 
 from __future__ import annotations
@@ -126,9 +127,9 @@ class SocketLink:
   blocks on a full buffer.
 
   Args:
-    connection: an open one; this object closes it.
+    connection: open socket; this object closes it.
     me, peer: "party 0", "party 1" or "dealer".
-    token: >= 16 bytes that both were given over another way; who lacks it cannot take part.
+    token: >= 16 bytes that both were given over another channel; who lacks it cannot take part.
     topic: what both are about to do; a peer with another topic is refused.
     timeout: the most seconds that the peer may be silent, computing included.
     patience: most seconds for the peer's whole greeting, if fewer than `timeout`; None: `timeout`.

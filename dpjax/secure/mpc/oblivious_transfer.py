@@ -10,7 +10,7 @@ The sender does not learn the choice, the receiver not the other text. Chou and 
 | 2       | receiver | B = bG, or bG + A where it chose the second text |
 | 3       | sender   | both texts, under keys of aB and of a(B - A)     |
 
-The receiver's key is that of bA, which is aB or a(B - A). For parties that follow the
+The receiver's key is that of bA, which is aB or a(B - A). Secure for parties that follow the
 protocol, under the computational Diffie-Hellman assumption with SHA-256 as a random oracle.
 Secrets come from the operating system's entropy. A point off the curve is refused. The group
 has prime order, so every other point is valid.
@@ -64,7 +64,7 @@ class OtSender(Unique):
       )
     public_point = self._key.pointQ
     theirs = [_decoded(point) for point in points]
-    # After all points were checked: an error reveals nothing, so another answer is allowed.
+    # Set after all points were checked: an error reveals nothing, so another answer is allowed.
     self._answered = True
     sent = []
     shift = -(public_point * self._key.d)

@@ -20,10 +20,10 @@ loss, and the proof never uses one.
 
 Sensitivity
 -----------
-Two data sets of n rows differ in one row. Of one column of w (k = 1):
+Two data sets of n rows differ in one row. For one column of w (k = 1):
 
 1. For two weights w, w' and the same rows, the exact steps G satisfy
-   G(w) - G(w') = (I - a l - a H)(w - w'), with H = (1 / n) sum_i t_i v_i v_i^T and
+   G(w) - G(w') = (I - a l - a H)(w - w'). Here H = (1 / n) sum_i t_i v_i v_i^T, with
    t_i = (s(v_i w) - s(v_i w')) / (v_i w - v_i w') in [0, 1]. So 0 <= H <= R^2, and G contracts by
    c = max(1 - a l, a (R^2 + l) - 1). A rate with c >= 1 is refused.
 2. Rounding moves a step by at most p = u (a R + sqrt(d + 1)): each trunc(v_i w) errs by less than
@@ -34,9 +34,9 @@ Two data sets of n rows differ in one row. Of one column of w (k = 1):
 4. The replaced row moves the mean gradient, at one and the same w, by at most 2 R g / n with
    g = min(1, 1/2 + R r): |s(z) - y| <= min(1, 1/2 + |z|).
 
-The distance of both runs therefore grows to c D + 2 a R g / n + 2 p in a step. With k columns, R in
-4 and p in 2 are multiplied by sqrt(k). For K to infinity without rounding it is Chaudhuri's
-2 R / (n l).
+The distance of both runs therefore grows to c D + 2 a R g / n + 2 p in a step. With k columns, the
+bounds in 4 and 2 are multiplied by sqrt(k). For K to infinity without rounding, and g = 1, the
+distance becomes Chaudhuri's 2 R / (n l).
 
 Noise
 -----
@@ -72,7 +72,8 @@ from dpjax.validate import UserError, Verbatim
 _INSIDE = 1 - 1e-9
 # Bounds are sums of floats, rounded up by more than these lose.
 _UPWARDS = 1 + 1e-9
-# Deviations of noise for which the opened model must stay in the range of fixed point.
+# The opened model must stay in the range of fixed point up to this many standard deviations of each
+# party's noise.
 _TAIL = 12
 MOST_STEPS = 10**6
 _LARGEST = 2.0**62
@@ -90,19 +91,20 @@ class OutputNoise:
   Args:
     num_rows: n, the rows of all owners together; public.
     num_features: d, without the constant.
-    l2_penalty: l, of weights and bias. It is rounded to the grid; `penalty` is what runs.
+    l2_penalty: l, for weights and bias. It is rounded to the grid; `penalty` is what runs.
     num_steps: K, full-batch gradient steps from weights of 0.
     noise_multiplier: standard deviation of ONE party's noise / `l2_sensitivity`.
-    feature_norm: C, to which each owner clips its rows by `rows`.
+    feature_norm: C, the norm to which each owner clips its rows by `rows`.
     num_outputs: k label columns, one for two classes, else one for each class.
-    learning_rate: a; over n a power of two. None: the largest that contracts by 1 - a l.
-    frac_bits: f of the fixed point; the party must have the same.
+    learning_rate: a; a / n must be a power of two. None: the largest that contracts by 1 - a l.
+    frac_bits: f, the fraction bits of the fixed point; the party must have the same.
 
   Guarantee: what `release` opens, and the view of either party in `train` and `release`, is
-  `event()`-private under replace_one, for one row of whichever owner, or for the part of a row
-  that another party holds where columns are split. The proof is the module's. Parties and dealer
-  follow the protocol (honest but curious), nobody tells another its share or its noise, owners
-  clip by `rows` or `bounded_rows`, ChaCha20 masks count as uniform. A second release costs again.
+  `event()`-private under replace_one. The unit is one row of any owner or, if columns are split,
+  the part of a row that another party holds. The module has the proof. It assumes that parties and
+  dealer follow the protocol (honest but curious), and that nobody tells another its share or its
+  noise. Owners must clip by `rows` or `bounded_rows`. ChaCha20 masks count as uniform. A second
+  release costs again.
 
   Raises:
     UserError: no penalty, a rate that is too large or no power of two over n, sums or noise that
@@ -346,7 +348,7 @@ class OutputNoise:
 
     Args:
       weights: shares of `train`.
-      rng: secret of this party; None: one from the operating system's entropy.
+      rng: generator that only this party knows; None: one from the operating system's entropy.
     """
     self._check_party(party)
     if weights.shape != self._shape:
@@ -359,7 +361,7 @@ class OutputNoise:
     """Draws one party's noise [d + 1, k] in units of the grid, int64.
 
     Args:
-      count: [count, d + 1, k] at once, for an audit.
+      count: number of draws, [count, d + 1, k], for an audit; None: one draw.
     """
     shape = self._shape if count is None else (count, *self._shape)
     return discrete.wide_discrete_gaussian(rng, shape, variance=self.variance)
@@ -367,7 +369,7 @@ class OutputNoise:
   def in_the_clear(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Returns weights [d + 1, k] by the same integers in the clear, before noise. NOT private.
 
-    Every truncation rounds down: one of the outcomes that the protocol may have.
+    Every truncation rounds down. This is one of the outcomes that the protocol may have.
 
     Args:
       x: [n, d + 1] of `rows`.
@@ -437,7 +439,7 @@ class OutputNoise:
   def _check_range(self) -> None:
     """Refuses numbers for which a sum could leave the ring, where it would wrap silently."""
     norm = self.row_norm
-    # What a truncation takes must be below 2^62 in units of 2^-2f.
+    # The argument of a truncation must be below 2^62 in units of 2^-2f.
     most = 2.0 ** (62 - 2 * self.frac_bits)
     gradient = self.num_rows * (norm + self.penalty * self.radius)
     if not max(gradient, norm * self.radius) < most:

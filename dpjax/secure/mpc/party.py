@@ -41,8 +41,9 @@ class Party(Unique):
     link: link to the other party.
     supply: supply of correlated randomness, from the dealer.
     key: 32 bytes that nobody else knows, from which it masks its inputs.
-    frac_bits: f of the fixed point; the same in both.
-    truncation: how products lose their f surplus bits, `products.truncate`; the same in both.
+    frac_bits: f, the fraction bits of the fixed point; the same in both.
+    truncation: way in which products lose their f surplus bits (`products.truncate`); the same in
+      both.
   """
 
   def __init__(

@@ -1,6 +1,6 @@
 """Products on shares, one Beaver triple each, and truncation of their surplus bits.
 
-All hold against one honest-but-curious party: only operands under masks are opened. Each mask is
+One honest-but-curious party learns nothing: only operands under masks are opened. Each mask is
 used once, and is as good as uniform if ChaCha20, which expands it, is. Shapes are public.
 
 | function          | rounds | opened, words per party           |
@@ -29,7 +29,9 @@ Shares = np.ndarray  # [...] uint64, of one party
 
 
 def beaver(party: Party, x: Shares, y: Shares, triple: Dealt, product: Callable) -> Shares:
-  """Returns shares of product(x, y), for a bilinear `product`, at the scale of both factors.
+  """Returns shares of product(x, y), for a bilinear `product`.
+
+  The result is not truncated: its scale is the product of the scales of x and y.
 
   x y = (x - a)(y - b) + a (y - b) + (x - a) b + c for c = a b: both differences are opened
   (Beaver 1991; SecureML, section IV).
@@ -76,7 +78,8 @@ def matmul(
     x: [m, k] shares.
     y: [k, n] shares.
     bias: [n] shares, or None.
-    surplus: bits to truncate; None: f. 0 for whole numbers, more for x @ y / 2^(surplus - f).
+    surplus: bits to truncate; None: f. 0 for whole numbers; more than f for a result of
+      x @ y / 2^(surplus - f).
 
   Returns:
     [m, n] shares; the one truncation comes after the sum over k.

@@ -29,8 +29,8 @@ def largest(frac_bits: int = FRAC_BITS) -> float:
   """Returns the bound on |x|: 2^9 products of x and a number of at most 1 can be added.
 
   Nobody can check a product of two shared numbers. It, and a sum of products before the
-  truncation, must stay below 2^(62-2f), 2^26 at f = 18, or the result is wrong without a word.
-  Scale columns beforehand: of numbers below 2^8 each, 2^10 products can be added.
+  truncation, must stay below 2^(62-2f), 2^26 at f = 18. Otherwise the result is wrong, and no error
+  is raised. Scale columns beforehand: if all numbers are below 2^8, 2^10 products can be added.
 
   >>> largest(18)
   131072.0

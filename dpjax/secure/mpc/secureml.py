@@ -59,8 +59,8 @@ class Recipe:
     output: the gradient of the scores z is output(z) - y: "sigmoid" (SecureML's three pieces,
       for logistic regression and one-against-the-rest), "normalized_relu" (SecureML's softmax),
       "linear" (squared error).
-    learning_rate: rate for the mean over a batch; over the batch size a power of two, since steps
-      are truncations.
+    learning_rate: rate for the mean over a batch. Divided by the batch size it must be a power of
+      two, since steps are truncations.
   """
 
   hidden: str = "relu"
@@ -141,7 +141,7 @@ def _square(party: Party, z: Shares) -> tuple[Shares, Callable]:
 
 
 def error_of(party: Party, scores: Shares, y: Shares, recipe: Recipe) -> Shares:
-  """Returns the gradient of the scores [B, d_out], times B."""
+  """Returns B times the gradient of the batch's mean loss by the scores, [B, d_out]."""
   return _OUTPUTS[recipe.output](party, scores) - y
 
 
@@ -226,7 +226,7 @@ def predict(
   Args:
     network: shares.
     x: [n, d_in] shares.
-    to: who asks, 0 or 1; None: both.
+    to: party that asks, 0 or 1; None: both.
 
   Returns:
     [n] classes, 0 or 1 for a single output; None for who does not ask.

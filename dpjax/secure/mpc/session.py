@@ -58,7 +58,7 @@ def run(
       program's messages.
     seed: None: all randomness from the operating system. A number makes a SIMULATION that
       repeats bit for bit, and hides nothing from who knows the number.
-    frac_bits: f of the fixed point.
+    frac_bits: f, the fraction bits of the fixed point.
     truncation: "masked" or "local", see `products.truncate`.
     links: the ends of party 0 and of party 1; None: queues.
     timeout: the most seconds that a party may be silent.

@@ -116,7 +116,7 @@ class SecureFunction:
       spu_program.one_line(),
       concurrent.futures.ThreadPoolExecutor(self.parties) as pool,
     ):
-      # A separate channel: threads may call one function at once.
+      # Each run has its own channel: threads may call one function at once.
       name = next(_RUNS)
       links = pool.map(functools.partial(self._link, name), range(self.parties))
       jobs = zip(links, of_party)
@@ -244,8 +244,8 @@ def runtime_config(protocol: str, profile: bool = False) -> Any:
   spu = spu_program.library()
   kind = spu.ProtocolKind.__members__[protocol]
   config = spu.RuntimeConfig(kind, spu.FieldType.FM64, spu_program.FRACTION_BITS)
-  # A rational function. SPU's default, a power of 1 + x / 256, is wrong by 3e-3 of a
-  # softmax.
+  # The exponential as a rational function. With SPU's default, a power of 1 + x / 256, a softmax
+  # is wrong by 3e-3.
   config.fxp_exp_mode = spu.RuntimeConfig.ExpMode.EXP_PADE
   # The profile goes to the log, which alone reports the bytes sent.
   config.enable_pphlo_profile = profile

@@ -63,7 +63,7 @@ class SpuParty(NamedTuple):
     call.
 
     Args:
-      fn: as for `spu_jit.secure_jit`; the same at all parties, which is compared.
+      fn: function as for `spu_jit.secure_jit`. The parties compare that all run the same one.
       *args: trees: arrays for this party's own arguments, `jax.ShapeDtypeStruct` for those of
         others.
       owners: for each argument, the party that has it.

@@ -40,7 +40,7 @@ import numpy as np
 
 from dpjax import validate
 
-# A dealer's process deals only registered correlations: importing this file registers one.
+# A dealer's process deals only registered correlations: importing `comparison` registers one.
 from dpjax.secure.mpc import comparison as _comparison  # noqa: F401
 from dpjax.secure.mpc import ring64
 from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlated, fresh_key
@@ -159,8 +159,8 @@ class _Greetings:
     except OSError:
       return
     if len(self._waiting) >= _CROWD:
-      # The oldest from the address with the most connections, so that a crowd evicts only
-      # itself.
+      # The oldest one of the address with the most connections is closed, so that a crowd evicts
+      # only itself.
       (crowded, _), *_ = Counter(self._waiting.values()).most_common(1)
       oldest = next(
         connection for connection, where in self._waiting.items() if where == crowded
@@ -188,7 +188,7 @@ class _Greetings:
       connection.shutdown(socket.SHUT_RDWR)
 
   def close(self) -> None:
-    """Disconnects peers that have not been greeted."""
+    """Disconnects all peers that `next` has not returned."""
     done = set[socket.socket]()
     while not self._done.empty():
       connection, greeted = self._done.get()
@@ -305,12 +305,12 @@ def connect(
   """Context of one party of two, in its own process.
 
   Args:
-    number: 0, which listens at `listen`, or 1, which goes to it at `peer`.
+    number: 0, which listens at `listen`, or 1, which connects to it at `peer`.
     dealer: "HOST:PORT" of the dealer.
     record: wraps the link to the other party.
 
   Raises:
-    PeerFailed: one line, within `timeout` seconds of what went wrong.
+    PeerFailed: another program is missing, silent or wrong. It is raised within `timeout` seconds.
   """
   _check(agreed)
   validate.integer_in(0, 1, number=number)
@@ -335,7 +335,7 @@ def _meet(
   other = f"party {1 - number}"
   common = {"me": me, "token": agreed.token, "timeout": agreed.timeout}
   to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
-  # By this number the dealer knows whose key to send.
+  # The number tells the dealer whose key to send.
   to_dealer.sendall(str(number).encode())
   supply = _supply(number, SocketLink(to_dealer, peer="dealer", **common))
 
@@ -378,7 +378,7 @@ def run_processes(
   Args:
     program: a function of a module, which the processes import (a script that calls this
       stands behind `if __name__ == "__main__"`), or a `functools.partial` of one.
-    record: as in `connect`, a function of a module.
+    record: wraps links as in `connect`; it must be a function of a module.
 
   Raises:
     UserError: whatever went wrong first, in whichever process; the others are ended.
@@ -472,7 +472,7 @@ def _dealer_main(pipe: Connection, agreed: Agreed) -> None:
     pipe.send((None, server.getsockname()))
     # Waits until all parties are ready.
     pipe.recv()
-    # The parties notice its end, and report it.
+    # The parties notice that the dealer has ended, and report it.
     with contextlib.suppress(UserError):
       _serve(server, agreed)
 

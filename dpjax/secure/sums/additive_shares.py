@@ -1,5 +1,5 @@
-"""Additive secret sharing: a vector is a sum of uniform ones, and all but one of them
-reveal nothing.
+"""Additive secret sharing: a vector is the sum of uniform vectors. As long as one of these is
+missing, the others reveal nothing.
 
 | protocol          | who adds up              | hides from                                |
 | ----------------- | ------------------------ | ----------------------------------------- |
@@ -121,7 +121,7 @@ class AdditiveServers(SumSettings):
   once it is revealed, and before that nothing (information-theoretic; honest-but-curious,
   and not all servers together). A client counts as soon as all servers have its shares.
 
-  `Cost.server_bytes` is of all servers together, what they send each other included.
+  `Cost.server_bytes` counts all servers together, with what they send each other.
   """
 
   num_servers: int = 2

@@ -75,13 +75,14 @@ class Committee(SumSettings):
   no more (honest-but-curious). `colluding` + `packed` members must stay until the end.
 
   `Cost.expansions` counts the uniform vectors drawn, `Cost.operations` the key agreements.
-  `Cost.client_bytes` is of a member. Every other client sends its shares and receives the keys.
+  `Cost.client_bytes` is as a rule that of a member. Another client only sends its shares and
+  receives the keys.
 
   Args:
     num_members: members of the committee, drawn from the clients of each sum.
     colluding: members who may tell the server all they know; >= 1.
-    packed: secrets in a polynomial: each share is that many times shorter, and as many more
-      members must stay.
+    packed: number of secrets in one polynomial. Each share is that many times shorter, and
+      `colluding` + `packed` members must stay.
 
   Raises:
     UserError: as `SumSettings`, or a committee that could never rebuild a sum.
@@ -139,7 +140,7 @@ class Committee(SumSettings):
 
 def check_committee(num_members: int, colluding: int, packed: int) -> None:
   """Raises UserError for a committee that could never rebuild a sum, or that hides nothing."""
-  # Two members need a point each, beside those of the packed words.
+  # Two members need a point each, besides the points of the `packed` secrets.
   validate.integer_in(1, galois_shares.MOST_POINTS - 2, packed=packed)
   validate.integer_in(2, galois_shares.MOST_POINTS - packed, num_members=num_members)
   validate.integer_in(1, num_members - 1, colluding=colluding)
@@ -166,12 +167,12 @@ def parameters(
   `colluding` + `packed` members stay with probability 2^-failure_bits at most.
 
   Args:
-    num_clients: from whom the members are drawn.
+    num_clients: number of clients from whom the members are drawn.
     corrupt: largest fraction of the clients that tell the server all they know.
     dropout: largest fraction that falls silent.
 
   Raises:
-    UserError: no committee of these clients has both.
+    UserError: no committee of these clients keeps both bounds.
 
   >>> parameters(1000, corrupt=0.05, dropout=0.1)
   (25, 13)
@@ -229,7 +230,7 @@ class CommitteeTerms:
       raise UserError("must be 16 bytes", field="session", value=self.session)
     for who in self.clients:
       validate.integer_in(0, LAST_ID, client=who)
-    # One spelling of each id, since shares are bound to it.
+    # Plain ints, since shares are bound to the text of an id, and NumPy's has another text.
     object.__setattr__(self, "clients", tuple(int(who) for who in self.clients))
     if list(self.clients) != sorted({*self.clients}):
       raise UserError("must be ids in ascending order, each once", field="clients")
@@ -248,7 +249,7 @@ class CommitteeTerms:
   @property
   def members(self) -> tuple[int, ...]:
     """Returns the members, in the order of their shares."""
-    # By a hash of session and id, so that nobody chooses them.
+    # A hash of session and id ranks the clients, so that nobody chooses the members.
     rank = {
       who: hashlib.sha256(b"member" + self.session + who.to_bytes(4, "little")).digest()
       for who in self.clients
@@ -461,7 +462,7 @@ def receive(
   """Returns the server with one more message, and what it forwards to members.
 
   Args:
-    sender: from whom the message came, as the transport knows it.
+    sender: client that sent the message, as the transport knows it.
 
   Raises:
     UserError: a message that is wrong in any way, or a party's second one. The state stays where
@@ -496,7 +497,7 @@ def receive(
 
 
 def close(state: CommitteeServer) -> tuple[CommitteeServer, dict[int, bytes]]:
-  """Ends the phase; returns (the next one, the messages that open it by client).
+  """Ends the phase. Returns the server in the next phase, and its message to each client.
 
   Raises:
     UserError: too few members or clients are left. Nothing was revealed, or, where more than
@@ -559,7 +560,7 @@ def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]
   """Runs one sum on given terms, with all parties in this process.
 
   Args:
-    there: who answers in which phase.
+    there: clients that answer, by phase.
     read: the vector of a client, called once for each that uploads, in ascending order.
 
   Raises:
@@ -582,7 +583,7 @@ def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]
     )
     num_bytes[who] += len(message)
     server, forwarded = receive(server, message, who)
-    # Added as it comes, so that the shares of two clients are never in memory.
+    # Added as they come, so that the shares of two clients are never in memory at once.
     for member, sealed in forwarded.items():
       num_bytes[member] += len(sealed)
       members[member] = add_share(members[member], sealed)

@@ -39,7 +39,7 @@ MOST_POINTS = 2 ** max(POLYNOMIALS)
 
 
 def degree_for(num_shares: int, packed: int) -> int:
-  """Returns the degree d of the ring: the words that are one element.
+  """Returns the degree d of the ring: the number of words in one element.
 
   >>> degree_for(5, 1), degree_for(100, 20)
   (3, 7)
@@ -50,7 +50,7 @@ def degree_for(num_shares: int, packed: int) -> int:
 
 
 def share_words(length: int, *, num_shares: int, packed: int) -> int:
-  """Returns the words of one share of a vector of `length` words.
+  """Returns the number of words in one share of a vector of `length` words.
 
   >>> share_words(1000, num_shares=5, packed=1), share_words(1000, num_shares=5, packed=3)
   (1002, 336)
@@ -71,17 +71,17 @@ def split(
 
   Args:
     vector: [d] uint32 or uint64; sums are modulo 2^32 or 2^64.
-    num_shares: how many shares.
-    colluding: shares that reveal nothing.
-    packed: secrets of one polynomial; `colluding` + `packed` shares give the vector back, and
-      each share is that many times shorter.
+    num_shares: number of shares.
+    colluding: largest number of shares that together reveal nothing.
+    packed: number of secrets in one polynomial. `colluding` + `packed` shares give the vector
+      back, and each share is `packed` times shorter.
     entropy: bytes to draw from; anything but the operating system's is for tests.
 
   Returns:
     `num_shares` vectors of `share_words` words. Sums of shares are shares of the sum.
 
   Raises:
-    UserError: fewer shares than would give the vector back.
+    UserError: `num_shares` is too small: even all shares would not give the vector back.
 
   >>> shares = split(np.array([5, 6], np.uint32), num_shares=5, colluding=2)
   >>> held = {place: shares[place] for place in (0, 2, 4)}
@@ -114,17 +114,17 @@ def combine(
   colluding: int,
   packed: int = 1,
 ) -> np.ndarray:
-  """Returns the vector of some shares, by their places in the result of `split`.
+  """Returns the vector from some of its shares.
 
   Shares beyond `colluding` + `packed` are compared with what the first ones determine.
 
   Args:
-    shares: place -> share, of `share_words` words.
+    shares: place in the result of `split` -> share, of `share_words` words.
     length: words of the vector.
     num_shares, colluding, packed: as in `split`.
 
   Raises:
-    UserError: too few shares, or shares that no one polynomial gives.
+    UserError: too few shares, or shares that do not lie on one polynomial.
   """
   _check(num_shares, colluding, packed)
   needed = colluding + packed
@@ -177,7 +177,7 @@ def multiplied(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   full = np.zeros((*shape[:-1], 2 * degree - 1), np.uint64)
   for power in range(degree):
     full[..., power : power + degree] += a[..., power : power + 1] * b
-  # From the top, so that each reduced power only changes lower ones.
+  # Goes down from the top power, since reducing a power only changes lower ones.
   for power in range(2 * degree - 2, degree - 1, -1):
     for exponent in POLYNOMIALS[degree]:
       full[..., power - degree + exponent] -= full[..., power]
@@ -238,5 +238,5 @@ def _points(numbers: Sequence[int], degree: int) -> np.ndarray:
 def _times(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
   """Multiplies words modulo their type: [r, c] by [c, n] gives [r, n]."""
   # 2^32 divides 2^64, so the low words of the ring modulo 2^64 are the ring modulo 2^32.
-  # einsum, because matmul of integers is ten times slower: it has no BLAS and no order of loops.
+  # einsum, because matmul of integers is ten times slower: it has no BLAS and orders no loops.
   return np.einsum("rc,cn->rn", matrix.astype(values.dtype), values)

@@ -5,15 +5,15 @@
 | `BfvSum`  | integers mod 2^bits | none             | TenSEAL (SEAL), extra `he`    |
 | `CkksSum` | float64             | below 1e-7       | the same                      |
 
-Who sees what, all being honest-but-curious and with 128-bit security (RLWE at SEAL's
-parameters): the server, who holds no secret key, sees ciphertexts and in the end the sum. ALL
-CLIENTS hold one secret key. So one client that tells it to the server opens every vector, and
-a server that lies can have a single vector decrypted as if it were the sum; SecAgg has no such
-key. The client that decrypts sees the sum before it is reduced modulo 2^bits.
+What is hidden, if all parties are honest-but-curious, at 128-bit security (RLWE at SEAL's
+parameters): the server holds no secret key. It sees ciphertexts, and in the end the sum. ALL
+CLIENTS hold one secret key. So one client that tells it to the server opens every vector. A server
+that lies can have a single vector decrypted as if it were the sum. SecAgg has no such key. The
+client that decrypts sees the sum before it is reduced modulo 2^bits.
 
-Decrypted CKKS numbers carry noise, from which the secret key can be learnt by who knows what
-was encrypted (Li and Micciancio 2021): they are rounded to 1e-7 before they leave the client,
-which makes that harder and is no proof. BFV decrypts exactly.
+Decrypted CKKS numbers carry noise. Who knows what was encrypted can learn the secret key from it
+(Li and Micciancio 2021). So they are rounded to 1e-7 before they leave the client, which makes
+that harder, without a proof. BFV decrypts exactly.
 
 Sources: Fan and Vercauteren 2012 (BFV); Cheon, Kim, Kim and Song 2017 (CKKS).
 """
@@ -35,9 +35,9 @@ from dpjax.validate import UserError
 INSTALL = "pip install 'dpjax[he]'"
 # Bits of an entry in one ciphertext.
 _LIMB = 32
-# Clients -> (degree, plaintext modulus): the first prime above clients * 2^32 that is 1
-# modulo 2 * degree. SEAL's default moduli are 128-bit secure at either degree, and the
-# noise budget allows that many additions.
+# Most clients -> (degree, plaintext modulus). The modulus is above clients * 2^32: the first prime
+# above 2^42, and above 2^46, that is 1 modulo 2 * degree. SEAL's default moduli are 128-bit secure
+# at either degree, and the noise budget allows that many additions.
 BFV_PARAMETERS = {1024: (4096, 4398046568449), 10_000: (8192, 70368744210433)}
 # With 109 bits of moduli, this degree is 128-bit secure.
 _CKKS_DEGREE = 4096
@@ -118,7 +118,7 @@ class KeyHolder:
     self._context = scheme.open(scheme.secret)
 
   def encrypt(self, rows: Sequence[np.ndarray]) -> list[bytes]:
-    """Encrypts vectors, each cut to the number of slots."""
+    """Encrypts vectors, each cut into ciphertexts of at most `slots` entries."""
     slots = self._scheme.slots
     return [
       self._scheme.make(self._context, row[start : start + slots].tolist()).serialize()

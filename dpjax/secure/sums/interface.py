@@ -58,7 +58,7 @@ class SumProtocol(Protocol):
     Args:
       vectors: client id -> [d] unsigned integers below 2^bits; each is looked up once, in
         ascending order of ids, and not kept, so a mapping may compute them as they are read.
-      drops: who falls silent when.
+      drops: clients that fall silent, by phase.
 
     Raises:
       UserError: fewer than `min_survivors` clients are left, fewer than two clients at all,

@@ -125,7 +125,7 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def combine(shares: dict[int, bytes]) -> bytes:
-  """Returns the secret of `threshold` shares, by their place in the result of `split`.
+  """Returns the secret from `threshold` shares, given by their places in the result of `split`.
 
   Wrong shares give another secret, not an error: compare with a commitment.
   """
@@ -151,7 +151,7 @@ def add_streams(vector: np.ndarray, keystreams: Sequence[tuple[bytes, bool]]) ->
   step = _CHUNK // vector.itemsize
   zeros = memoryview(bytes(_CHUNK))
   words = np.empty(step, vector.dtype)
-  # All streams of one part before the next part, so that the part stays in the cache.
+  # All streams are added to one part before the next part, so that the part stays in the cache.
   for start in range(0, len(vector), step):
     part = vector[start : start + step]  # [<= step]
     stream = words[: len(part)]

@@ -8,19 +8,24 @@
 | `SecAggPlus`       | k random neighbours    | server and a fraction of clients, honest-but-    |
 |                    |                        | curious, but with probability 2^-40              |
 
-What is hidden is every vector beyond the sum of those of honest clients. Honest-but-curious
-is a server that follows the protocol. One that does not can, without signatures, tell two
-groups of t clients different things about who survived, and so get both secrets of a client
-(where 2 t > n + colluders there are no two such groups; a test carries the attack out where
-there are); and it can hand out keys of its own making. Signatures end both, unless 2t - n or
-more clients sign two stories for it (n / 3 are always too few; t - 1 are enough where t < n).
-It can always leave out whom it likes, down to `min_survivors`. No variant sees whether a
-client's vector is what it should be: one dishonest client can make the sum any number, and by
-shares that do not fit, or envelopes that the others cannot open (who then fall silent), have
-it refused. It learns nothing by that, but fewer vectors may be in the sum.
+Of the honest clients' vectors nothing is revealed but their sum. A server is honest-but-curious
+if it follows the protocol. Without signatures, a server that lies has two attacks:
 
-With many clients SecAgg's time is that of Shamir's shares (n^2 t steps in Python, whatever the
-length of the vectors), SecAgg+'s a tenth of it; results/secure/sums.md has numbers.
+- It tells two groups of t clients different lists of survivors, and so gets both secrets of a
+  client. A test carries this out. If 2 t > n + colluders, there are no two such groups.
+- It hands out keys of its own making.
+
+Signatures end both, unless 2t - n or more clients sign two lists for the server (n / 3 are always
+too few; t - 1 are enough where t < n). The server can always leave out whom it likes, down to
+`min_survivors`.
+
+No variant sees whether a client's vector is what it should be. One dishonest client can make the
+sum any number. By shares that do not fit, it can have the sum refused; by envelopes that the
+others cannot open, it silences them. It learns nothing by that, but fewer vectors may be in the
+sum.
+
+With many clients, SecAgg's time is that of Shamir's shares: n^2 t steps in Python, whatever the
+length of the vectors. SecAgg+ takes a tenth of it; results/secure/sums.md has numbers.
 """
 
 from __future__ import annotations
@@ -48,8 +53,9 @@ class SecAgg(SumSettings):
   """SecAgg of Bonawitz et al. 2017; the threshold t of shares is `min_survivors`.
 
   Clients may drop out at any time. The sum of those who uploaded is exact as long as t stay
-  until the end; with fewer it is refused. The server may collude with t - 1 clients. A t above
-  half of the clients also prevents a lying server from opening a single vector.
+  until the end; with fewer it is refused. The server may collude with t - 1 clients. A server
+  without colluders that lies about survivors cannot open a single vector either, if t is above half
+  of the clients and it hands out the right keys.
 
   Args:
     signed: keys and survivors are signed and compared (figure 4, underlined parts), against
@@ -97,9 +103,9 @@ class SecAggPlus(SumSettings):
   """SecAgg+ of Bell et al. 2020: masks and shares among O(log n) neighbours
   (`terms.graph_parameters`).
 
-  Server and clients are honest-but-curious. With more corrupt clients than stated the sum of
-  a part of the clients may be learnt; with more silent ones, too, so it is then refused. A
-  cohort too small for a sparse graph is complete, and then this is SecAgg.
+  Server and clients are honest-but-curious. With more corrupt clients than stated, the server may
+  learn the sum of a part of the clients. With more silent clients it could, too, so the sum is then
+  refused. For a cohort too small for a sparse graph the graph is complete, and this is SecAgg.
 
   Args:
     corrupt: largest fraction of the clients that tell the server all they know.
@@ -209,7 +215,7 @@ def run(
   """Runs one sum on given terms, with all parties in this process.
 
   Args:
-    there: who answers in which phase.
+    there: clients that answer, by phase.
     read: the vector of a client, called once for each that uploads, in ascending order.
     signing_keys: Ed25519 private keys, where the terms have a directory.
 
@@ -229,7 +235,7 @@ def run(
     for who in speakers:
       if who in silent:
         continue
-      # A vector is read when it is masked, so that two are never in memory.
+      # A vector is read when it is masked, so that two are never in memory at once.
       vector = read(who) if kind == "masked" else None
       try:
         message = said[who]

@@ -14,7 +14,9 @@ It answers each kind of message once. It does not answer a message that is wrong
 error tells why, and the state is unchanged. So it reveals only one kind of share for each
 client, whatever is asked.
 
-y_i = x_i + PRG(b_i) + sum over neighbours j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)
+Client i masks its vector x_i with its own seed b_i and a seed s_ij for each neighbour j, and sends
+
+  y_i = x_i + PRG(b_i) + sum over neighbours j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)
 
 Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
 Learning", figure 4; Bell et al. 2020 for neighbours. What is shared are two seeds of 128
@@ -271,7 +273,7 @@ def _mask(
   keystreams = [(own_stream(terms, me, member.own_seed), True)]
   for who in shares:
     key = pair_stream(terms, me, private, who, member.roster[who][32:64])
-    # Of two that share a stream, the one with the smaller id adds it, the other subtracts.
+    # Two clients share a stream. The one with the smaller id adds it, the other subtracts it.
     keystreams.append((key, who > me))
   masked = np.array(vector, terms.dtype)
   primitives.add_streams(masked, keystreams)

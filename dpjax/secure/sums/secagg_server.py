@@ -41,7 +41,7 @@ from dpjax.secure.sums.secagg_client import (
 from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
 
-# With any private key, agreement with a low-order point gives zero.
+# Any private key finds a low-order point: agreement with it gives zero, which is an error.
 _ANY_PRIVATE = bytes(31) + b"@"
 
 
@@ -194,7 +194,7 @@ def _survivors(state: Collected, who: int) -> dict[int, bytes]:
 
 
 def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
-  """Ends the phase; returns (the next one, the messages that open it by client).
+  """Ends the phase. Returns the server in the next phase, and its message to each client.
 
   Raises:
     UserError: fewer than min_survivors or threshold clients are left. Nothing was revealed,

@@ -3,13 +3,15 @@
 `serve` is the server, `take_part` a client: the same states and messages as in memory, over
 the sockets of `parallel.lobby`. A client that is killed, leaves or hangs at any time is a
 drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
-for the messages of each phase, its own included: they are sent to all clients at once, while it
-listens. A client that takes none of its message for 5 seconds is left out. So a sum ends
-after at most connect_timeout + 5 phase_timeout seconds and what it computes. Strangers,
-garbage and messages that are wrong are one line each to `report` and cost nobody else anything,
-but for envelopes that a client cannot open, which silence it (`secagg`). Clients that send so
-slowly that they keep others waiting are left out after a quarter of the phase; of long vectors
-(above 8 MiB) 32 such clients fill a phase.
+for the messages of each phase. Meanwhile it sends its own messages, to all clients at once. A
+client that takes none of its message for 5 seconds is left out. So a sum ends after at most
+connect_timeout + 5 phase_timeout seconds, and the time that the server computes.
+
+Strangers are let go at the meeting (`parallel.lobby`), without a line. A client that sends garbage
+or a wrong message is left out, with one line to `report`. That costs nobody else anything, except
+for envelopes that a client cannot open, which silence it (`secagg`). Clients that send so slowly
+that they keep others waiting are left out after a quarter of the phase. With messages above 8 MiB,
+32 such clients use up a phase.
 
 What is hidden is what `secagg` says. Connections are neither encrypted nor authenticated, so the
 network is trusted no more than the server. SecAgg needs neither against listeners. Against anyone
@@ -20,8 +22,8 @@ when each message came.
     server:     serve(terms, "0.0.0.0:9000")
     client 7:   take_part(terms, 7, vector, "HOST:9000")
 
-or, with the vector computed in the client's own process by a function of the user's (called
-with `client=`, it returns [d] unsigned integers of the terms' type):
+A client can also compute its vector in its own process, by a function of the user. The function is
+called with `client=`, and returns [d] unsigned integers of the terms' type:
 
     python -m dpjax.secure.sums.socket_sums TERMS.json HOST:9000 7 package.module:name
 """
@@ -54,13 +56,14 @@ from dpjax.validate import UserError
 
 _FRAME = struct.Struct("<Q")
 _PIECE = 1 << 20
-# Most messages that are half read at once, within _MOST_HALF_READ bytes: memory does not grow with
-# the number of clients.
+# Messages that may be half read at once: this many, or more if they fit in _MOST_HALF_READ bytes.
+# So memory does not grow with the number of clients.
 _AT_ONCE = 8
 _MOST_HALF_READ = 1 << 26
 # A message that keeps others waiting gets 1 / this of a phase.
 _SHARE = 4
-# Seconds without a byte in the middle of a message, in either direction.
+# A client is left out after this many seconds without a byte in the middle of a message, in either
+# direction.
 _STALL = 5.0
 _TURN = 0.2
 Report = Callable[[str], None]
@@ -214,8 +217,8 @@ class _Phase:
     return who in self._begun or len(self._begun) < self._at_once
 
   def ready(self) -> list[tuple[int, int]]:
-    """Returns (client, possible actions on its line) for all at once, within the phase's
-    time."""
+    """Waits for a moment, within the phase's time. Returns (client, what its line can do now) for
+    each line that is ready."""
     with selectors.DefaultSelector() as ready:
       for who in self.waiting:
         events = selectors.EVENT_READ * self._listens(who)
@@ -273,7 +276,7 @@ def _heard(
   phase = _Phase(lines, wanted, most, until)
   while phase.waiting:
     ready = phase.ready()
-    # Before the consumer computes: that time must not count as a client's silence.
+    # Read before the consumer computes: its time must not count as a client's silence.
     now = time.monotonic()
     for who, events in ready:
       said = phase.move(who, events, now)
@@ -386,7 +389,7 @@ def take_part(
   Args:
     vector: [d] unsigned integers of the terms' type; it leaves this process only masked.
     coordinator: "HOST:PORT" of the server.
-    phase_timeout: as the server's; a client waits for 2 phase_timeout + connect_timeout seconds.
+    phase_timeout: same as the server's. A client waits 2 phase_timeout + connect_timeout seconds.
 
   Raises:
     UserError: the server is not there, refuses this client, sends something wrong or nothing,

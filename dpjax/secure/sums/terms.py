@@ -1,17 +1,17 @@
 """Terms that all parties of a secure sum know in advance, and the graph of neighbours.
 
-SecAgg masks each vector pairwise with all other clients. SecAgg+ masks it with `degree` of
-them, in a random regular graph: clients stand on a ring in an order that nobody can choose
-(by a hash of session and id), and each is joined to the degree / 2 next ones on either side.
+SecAgg masks each vector pairwise with all other clients. SecAgg+ masks it with `degree` of them, in
+a random regular graph. Clients stand on a ring, in the order of a hash of session and id, which
+nobody can choose. Each is joined to the degree / 2 next ones on either side.
 
-`graph_parameters` finds degree and threshold such that, with `corrupt` of the clients in
-league with the server and `dropout` falling silent, wherever they stand,
+`graph_parameters` finds degree and threshold for a fraction `corrupt` of clients in league with the
+server and a fraction `dropout` that falls silent. Both guarantees hold for any such clients.
 
-- no two gaps of degree / 2 lost or corrupt clients cut the ring into two (the sums of the
-  parts would be revealed), and no client has `threshold` corrupt neighbours (who could
-  rebuild its secrets): together with probability 1 - 2^-security_bits;
-- each client has `threshold` surviving neighbours, so that the sum succeeds: with probability
-  1 - 2^-failure_bits.
+- Secrecy, with probability 1 - 2^-security_bits. No two gaps of degree / 2 lost or corrupt clients
+  cut the ring into two, which would reveal the sums of the parts. No client has `threshold` corrupt
+  neighbours, who could rebuild its secrets.
+- Success of the sum, with probability 1 - 2^-failure_bits. Each client has `threshold` surviving
+  neighbours.
 
 Source: Bell, Bonawitz, Gascon, Lepoint and Raykova 2020, "Secure Single-Server Aggregation
 with (Poly)Logarithmic Overhead", section 3 (honest-but-curious server). security_bits 40 and
@@ -40,7 +40,7 @@ class Terms:
   Args:
     session: 16 bytes that no other sum has, so that messages of another sum are refused.
     clients: ids, ascending.
-    threshold: t, shares that rebuild a secret.
+    threshold: t, the number of shares that rebuild a secret.
     min_survivors: fewest vectors in a sum.
     length: d, entries of each vector.
     bits: bits of the modulus.
@@ -185,7 +185,7 @@ def graph_parameters(
 
 
 def largest_part(fraction: float, num_clients: int) -> int:
-  """Returns the most clients that are at most this fraction."""
+  """Returns the largest number of clients that is at most this fraction of all."""
   # 0.29 * 100 is 28.999999999999996 in floats.
   return math.floor(fraction * num_clients + 1e-9)
 
@@ -223,7 +223,7 @@ def corrupt_and_staying(
   """Returns (P[more than k corrupt], P[fewer than k staying]) among those drawn at random.
 
   Args:
-    num_clients: of whom `corrupt` are corrupt and `staying` stay until the end.
+    num_clients: number of clients, of whom `corrupt` are corrupt and `staying` stay to the end.
     drawn: clients drawn without replacement.
 
   Returns:

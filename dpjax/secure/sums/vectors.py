@@ -125,7 +125,7 @@ def enough(settings: SumSettings, survivors: int, phase: str) -> None:
 
 
 class LazyVectors(Mapping[int, np.ndarray]):
-  """Clients' vectors, computed when they are read, so that two are never in memory."""
+  """Clients' vectors, computed when they are read, so that two are never in memory at once."""
 
   def __init__(self, clients: Iterable[int], make: Callable[[int], np.ndarray]):
     self._clients = dict.fromkeys(sorted(clients))
@@ -168,7 +168,8 @@ class Reader:
     """Returns the vector of a client, [d].
 
     Raises:
-      UserError: of another length or type than it should be, or an entry above `largest`.
+      UserError: a vector of another length than the first, of another type than `bits` says, or
+        with an entry above `largest`.
     """
     first = who == self._first
     vector = np.asarray(self._held if first else self._vectors[who])

@@ -10,8 +10,8 @@ exponents, so that equal ids meet and unequal ones look random.
 | b, serves | how many ids a has, and the shared ids, as a tells them   |
 | others    | nothing but the two sizes                                 |
 
-For parties that follow the protocol. One that lies about its own ids learns which of them
-the other holds: private set intersection hides nothing from guesses. That an entity is
+This holds for parties that follow the protocol. A party that lies about its own ids learns which
+of them the other holds: private set intersection hides nothing from guesses. That an entity is
 shared is itself a fact about it, and no differential privacy is claimed here.
 """
 
@@ -28,8 +28,7 @@ INSTALL = "pip install 'dpjax[vertical]'"
 
 
 class Alignment(NamedTuple):
-  """The entities that both parties hold, in an order that does not depend on either party's
-  own."""
+  """The entities that both parties hold, in an order that tells nothing of either party's rows."""
 
   ids: tuple[str, ...]  # sorted
   rows_a: np.ndarray  # [n] rows of party a: ids_a[rows_a[i]] == ids[i]
@@ -41,7 +40,7 @@ class Alignment(NamedTuple):
 def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   """Returns the shared ids of two parties, and each party's places of these entities.
 
-  Exact: the other party's set is sent without compression, which could give false matches.
+  Exact: the other party's set is sent uncompressed. A compressed set could give false matches.
   Both parties run in this process, on keys made fresh for the call; what crosses between
   them is serialised and counted.
 
@@ -71,7 +70,7 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   places = client.GetIntersection(
     _parsed(psi.ServerSetup, sent), _parsed(psi.Response, response)
   )
-  # Sorted, so that the order reveals nothing about either party's own.
+  # Sorted, so that the order reveals nothing about the order of either party's rows.
   ids = tuple(sorted(str(ids_a[place]) for place in places))
   return Alignment(
     ids=ids,
@@ -83,7 +82,7 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
 
 
 def _places(ids: Sequence[str], name: str) -> dict[str, int]:
-  # Also arrays and columns of tables; a string, a set and a mapping have no rows.
+  # Arrays and columns of tables are taken, too. A string, a set and a mapping have no rows.
   if isinstance(ids, str | bytes | Mapping) or not hasattr(ids, "__getitem__"):
     raise UserError(f"must be a list of strings, not {type(ids).__name__}", field=name)
   axes = getattr(ids, "ndim", 1)

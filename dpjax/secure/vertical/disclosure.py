@@ -1,9 +1,9 @@
 """Counts what each party of two-party regression could solve for, and refuses a step in time.
 
-In a step on B rows a party with a matrix X [B, d] of its own (b's has the column of ones)
-learns X^T r, d linear equations for the B residuals r. A residual is the other party's secret
-and, with it, labels or scores. The rules, the same for a and b, over ALL steps that one
-`Disclosure` has seen, whichever run or state they belonged to:
+Each party has a matrix X [B, d] of the B rows of a step; b's has the column of ones. In the step it
+learns X^T r: d linear equations for the B residuals r. A residual must stay secret, since it tells
+labels to a and scores to b. The rules are the same for a and b. They count ALL steps that one
+`Disclosure` has seen, whichever run or state these belonged to:
 
 | rule                                         | what would happen without it                 |
 | -------------------------------------------- | -------------------------------------------- |
@@ -17,7 +17,7 @@ and, with it, labels or scores. The rules, the same for a and b, over ALL steps 
 | bits of a's equations <= B / 4, over all     | one sum over the labels tells as many of     |
 | steps on a batch, whatever b's weights are   | them as it has bits; b's scores hide none    |
 | the same for the other's columns of few      | a column of 0 and 1 is as short as a column  |
-| values, of which they hold `discrete_bits`   | of labels                                    |
+| values, which hold `discrete_bits` bits      | of labels                                    |
 
 The rule on labels is a theorem. Let everything but b's labels be known to a. The coordinator
 rounds each sum to multiples of 2^-20, so a step's equation has one of 1 + 2^20 R values, where
@@ -31,9 +31,10 @@ A batch in that rule is large: 28 bits and more for each column and step. Where 
 few steps, train on shares (`dpjax.secure.vertical_models.train_logistic`): there no party
 sees a gradient. `Disclosure(secret_labels=False)` says instead that a may know the labels.
 
-A residual r_i is determined by X^T r alone exactly where h_i = 1; X^T r then fixes r up to
-the null space, which holds (1 - h_i) of e_i. What a batch holds of the other party's is known
-at most up to a rotation of its k features: B k - k (k - 1) / 2 numbers, and b's B labels.
+X^T r fixes r up to the null space of X^T, which holds the share 1 - h_i of the unit vector e_i. So
+X^T r alone determines the residual r_i exactly where h_i = 1. The k features that the other party
+holds in a batch can be learnt at most up to a rotation: these are B k - k (k - 1) / 2 numbers. b
+also holds B labels.
 
 These rules hold for parties that follow the protocol; a party that lies about its own matrix
 is not caught. None of this is differential privacy: what a party learns is exact.
@@ -49,8 +50,9 @@ import numpy as np
 from dpjax.validate import UserError, flag
 
 MAX_LEVERAGE = 0.9
-# Smaller numbers cannot be learnt: relative to the largest singular value, and never above
-# the step of the masks' lattice, since small columns may occur beside large ones.
+# Smaller singular values count as 0, since nothing can be learnt from them. The bound is relative
+# to the largest one, and never above _STEP, the step of the masks' lattice: small columns may occur
+# beside large ones.
 _RANK = 1e-9
 _STEP = 2.0**-28
 # Rounding of the singular values themselves, relative to the largest.
@@ -112,8 +114,8 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
 def discrete_bits(matrix: np.ndarray) -> float:
   """Returns the bits in columns of few values, by the entropy of their content.
 
-  A column has few values where there are two, or each comes twice on average: then another
-  party may know the list of them.
+  A column has few values if it has at most two, or if each comes twice on average. Another party
+  may then know the list of them.
 
   >>> discrete_bits(np.array([[0.0, 0.1], [1.0, 0.2], [0.0, 0.3], [1.0, 0.4]]))
   4.0

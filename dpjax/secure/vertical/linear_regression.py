@@ -148,10 +148,10 @@ class PrivateStatistics:
 
   Rows are bounded before they are summed: features clipped to an L2 norm of `x_bound`,
   targets to +-`y_bound`, rows with NaN or infinity dropped. With s = x_bound^2 + 1 (the
-  column of ones) one row's (x x^T, x y) has norm sqrt(s^2 + s y_bound^2), the symmetric
-  matrix counted by its Frobenius norm: off-diagonal entries are summed once and weigh
-  sqrt(2). That is the sensitivity under add_or_remove_one, twice that under replace_one;
-  the number of rows is inside, so it is private too.
+  column of ones) one row's (x x^T, x y) has a norm of at most sqrt(s^2 + s y_bound^2).
+  The symmetric matrix counts by its Frobenius norm: off-diagonal entries are summed once and
+  weigh sqrt(2). That bound is the sensitivity under add_or_remove_one, and half of that under
+  replace_one. The number of rows is one of the sums, so it is private, too.
 
   Guarantee: one Gaussian release. Everything computed from it (the weights, any ridge, the
   repair of a matrix that noise made indefinite) is free. The unit is one EXAMPLE, whichever

@@ -36,7 +36,8 @@ TopLoss = Callable[[Params, tuple, Array], Array]  # (params, activations, y) ->
 
 # Bits of the masks that hide gradients from the coordinator.
 MASK_BITS = 24
-# Times a residual, this moves a uniform mask's distribution by 3e-5 of its mass.
+# Largest absolute value of a feature. Times a residual of 1, it moves 3e-5 of the mass of a mask's
+# uniform distribution.
 MAX_FEATURE = 1024.0
 POLYNOMIALS = {  # degree -> (linear, cubic) coefficients of 1/2 + ... for the sigmoid
   1: (1 / 4, 0.0),
@@ -62,7 +63,7 @@ class SplitState(NamedTuple):
 
 
 class SplitInfo(NamedTuple):
-  """Loss and bytes of a step, for readers; not private."""
+  """Loss and bytes of a step, for readers. Without differential privacy: do not release them."""
 
   loss: Array  # mean over the batch, known to the label party
   bytes_up: int  # activations, all parties together
@@ -215,7 +216,7 @@ def two_party_logistic(
 
   1. a sends its encrypted scores x_a w_a (degree 3: and their squares and cubes) to b;
   2. b turns them into encrypted residuals by its own scores and labels, and sends them to a;
-  3. each multiplies them by its columns, adds masks, and sends that to the coordinator;
+  3. each multiplies them by its columns, adds masks, and sends that to c, the coordinator;
   4. the coordinator decrypts, sums over the rows, rounds to 2^-20, and sends the sums back;
   5. each subtracts its masks' sums and takes a step on its own weights.
 
@@ -227,9 +228,9 @@ def two_party_logistic(
   | b and c     |                                                                 |
 
   A party's gradient is one equation for each of its columns (b's bias is one), for B
-  residuals, which tell labels to a and scores to b. `disclosure` counts them for both
-  parties over all steps and refuses the batch or the step that would let one of them solve
-  for a residual, for the other's features, or for more than a share of the labels' bits. With
+  residuals, which tell labels to a and scores to b. `disclosure` counts the equations of both
+  parties over all steps. It refuses a batch or a step that would let a party solve for a residual,
+  for the other's features, or for more than a share of the labels' bits. With
   secret labels that is a few steps on thousands of rows: `secure.vertical_models.train_logistic`
   computes the same steps on shares, where neither party sees a gradient, and has no such
   limit. Where a may know the labels, give `Disclosure(secret_labels=False)`. Nothing here is
@@ -240,7 +241,7 @@ def two_party_logistic(
     keys: keys for `encrypted_vectors`; `ckks(depth=2)` for degree 3.
     degree: 1 or 3. 3 is closer to logistic regression where scores stay within +-8: bound
       the features (clip them, or tanh), for beyond that it diverges.
-    disclosure: what the parties remember of earlier runs over the same entities; None for a
+    disclosure: memory of the parties of earlier runs over the same entities; None for a
       new one. Every step that runs is counted, also from a state that was used before.
 
   Raises:
@@ -272,7 +273,7 @@ def two_party_logistic(
     seen.admit(x_a, x_b, y, largest_residual)
     copies = keys.public.slots // len(y)
     scores_a = np.tile(x_a @ state.weights_a, copies)
-    # The message of a: its share of the linear term, or the powers that b needs.
+    # Message of a: its part of the linear term, or the powers of its scores that b needs.
     linear = [POLYNOMIALS[1][0] * scores_a]
     sent = linear if degree == 1 else [scores_a**power for power in (1, 2, 3)]
     powers = [keys.public.encrypt(scores) for scores in sent]

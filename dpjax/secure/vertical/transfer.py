@@ -73,7 +73,7 @@ class TransferState(NamedTuple):
 
 
 class TransferInfo(NamedTuple):
-  """Losses and bytes of a step, for readers; not private."""
+  """Losses and bytes of a step, for readers. Without differential privacy: do not release them."""
 
   source_loss: Array
   target_loss: Array  # with the alignment term
@@ -208,8 +208,7 @@ def target_logits(
 def freeze(
   tx: optax.GradientTransformation, *, names: Sequence[str]
 ) -> optax.GradientTransformation:
-  """Wraps `tx` for all parameters except those with one of `names` in their path, which
-  stay.
+  """Wraps `tx` so that parameters with one of `names` in their path stay as they are.
 
   A name is one key of the path ("conv_0"), not a part of one.
 

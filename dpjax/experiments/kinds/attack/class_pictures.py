@@ -49,8 +49,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> c
 
 
 def phase(config: AttackConfig, attacked: central.Run) -> Phase:
-  """Returns the phase of `launch.train`, without its guarantee: the result states that as the
-  attacked run's."""
+  """Returns the phase of `launch.train` without its guarantee, which the result states as that of
+  the attacked run."""
   return central.phase(config.train, attacked)._replace(guarantee=None)
 
 

@@ -45,9 +45,9 @@ class AttackConfig(WithChoices):
 
   `rows` maps a label to the fields that differ from this config, by dotted name, such as
   {"membership, none": {"train.privacy.method": "sgd"}, "DLG, top-k": {"attack": "dlg",
-  "federate.compression": "top_k"}}; none is one row. What precedes the first comma is the
-  attack's name in the table, what follows the defence's. `beside` maps labels to what others
-  have published for them, which the table shows in a column of its own.
+  "federate.compression": "top_k"}}. Without rows, this config is the only row. In a label, the text
+  before the first comma names the attack in the table, and the text after it the defence. `beside`
+  maps labels to results that others have published, which the table shows in a column of its own.
   """
 
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)

@@ -50,8 +50,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> C
 
 
 def phase(config: AttackConfig, attacked: Copied) -> Phase:
-  """Returns the phase of `launch.train`, without its guarantee: the result states that as the
-  attacked run's."""
+  """Returns the phase of `launch.train` without its guarantee, which the result states as that of
+  the attacked run."""
   return central.phase(config.train, attacked.run)._replace(guarantee=None)
 
 

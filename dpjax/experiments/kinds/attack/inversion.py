@@ -215,7 +215,7 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
   def labels(message: Any, truth: Example) -> np.ndarray:
     if method.labels == "known":
       return np.asarray(truth.y)
-    # Labels are read from a gradient. A message is a gradient exactly for one step of SGD.
+    # Labels are read from a gradient. Only a message of one step of SGD is exactly a gradient.
     steps = int(attacked.batches.mask.any(axis=1).sum())
     rate = config.federate.client_optimizer.learning_rate
     gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
@@ -299,7 +299,7 @@ def measured(
       }
       for row in rows
     },
-    # the strictest criterion by which anything was recovered
+    # The first criterion by which anything was recovered; the strictest one, "exact", comes first.
     "verdict": next((row for row in rows if row.count), rows[0]).verdict,
     "leakage": _leakage(config, attacked, truth, recovered),
     "epsilon_note": attacked.note,

@@ -27,9 +27,8 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import NeighboringRelation, Params
 from dpjax.validate import UserError
 
-_LOOKS = (
-  len(attacks.FPRS) + 1
-)  # tests behind a verdict (Bonferroni): each rate, and the AUC
+# Number of tests behind a verdict (Bonferroni): one for each rate, and one for the AUC.
+_LOOKS = len(attacks.FPRS) + 1
 _PROMISED = (
   "epsilon", "delta", "neighboring_relation", "unit", "epsilon_kind", "accountant",
   "noise_multiplier",
@@ -37,10 +36,10 @@ _PROMISED = (
 # Smallest rate of the curves in result.json, and their number of points.
 _LEFT = 1e-4
 _COUNT = 81
-# Test records that quantile regression learns from; more would take its trees minutes.
+# Most test records that quantile regression learns from; with more, its trees take minutes.
 _MOST_PUBLIC = 2000
 _QUANTILE_FPR = 0.01
-# Half of these records must suffice to resolve that rate.
+# Least number of test records for quantile regression: half of them must resolve `_QUANTILE_FPR`.
 _LEAST_PUBLIC = 198
 _UNTOLD = "no result.json of these parameters stands beside the target"
 
@@ -49,9 +48,8 @@ class Targets(NamedTuple):
   """A target and its shadows, before they are trained."""
 
   records: data.Dataset  # all records whose membership is inferred
-  included: (
-    np.ndarray
-  )  # [M, n] bool, who trains on what; all M models are targets, or none is
+  # [M, n] bool, which model trains on which record. All M models are targets, or none is.
+  included: np.ndarray
   target: Params | None  # trained elsewhere; then the M models are its shadows
   members: np.ndarray | None  # [n] bool, of such a target
   run: central.Run  # of one half
@@ -351,7 +349,7 @@ def measured(
     task = attacked.run.task
     scored = task.evaluate(attacked.run.apply, attacked.target, attacked.test)
     accuracy = float(scored["accuracy"])
-  # By false negative rate: the share of non-members harder than almost all members.
+  # False negative rate -> share of non-members whose loss exceeds that of almost all members.
   tails = {rate: attacks.loss_tail(odds, members, fnr=rate) for rate in attacks.FPRS}
   result = {
     "test_accuracy": accuracy,

@@ -72,7 +72,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> P
     field = error.field.removeprefix("trigger.")
     raise error.of(field=field).within("attack") from error
   # The note says how far an epsilon of this run binds its own clients. Methods without a note
-  # of their own get one for simulated noise.
+  # of their own get one if the guarantee is simulated.
   usual_note = _SIMULATED if run.guarantee.kind == "simulated" else ""
   return Poisoned(
     run=run,
@@ -207,7 +207,8 @@ def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:
   """Returns the verdict on a defence, which claims nothing beyond its breakdown point.
 
   Args:
-    private: whether the server's noise makes a user's epsilon, which bounds one client.
+    private: whether the server adds noise for a user's epsilon, which bounds the effect of one
+      client.
 
   >>> ten, none = attacks.counted(10, 10), attacks.counted(0, 10)
   >>> verdict(attacks.PoisoningOutcome("flip", "mean", 2, 9, 0, ten, ten, ten, none))

@@ -18,7 +18,7 @@ QUANTILES = "quantile_regression"
 # The first three use more, or less, than log odds: all confidences, the mean training loss, or
 # the test records.
 MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, *attacks.MEMBERSHIP_ATTACKS)
-# With fewer shadows, for some target a record may be in all of them or in none.
+# With 2 shadows, a record may be in all shadows of some target, or in none. With 4 it cannot.
 LEAST_SHADOWS = 4
 _STEPS = rules.between(1, rules.MOST_STEPS)
 
@@ -29,13 +29,15 @@ class Membership(AttackSettings):
   random halves of the records. Each is the target once, with the others as its shadows.
 
   Args:
-    queries: how often each model is asked about a record, of images: 1 as it is, 2 also mirrored,
-      up to 18 also shifted by an eighth of their size. A record has the mean of its scores. They
-      help against training on such copies, and weaken the attack where there was none.
-    methods: `quantile_regression` uses no shadow models. It knows the answers about the first 2,000
-      test records, which no model has seen, and the pixels and labels of all.
-    target: params.npz of a model that `launch.train` has trained on all of the data, which is
-      attacked in their place: its members are the training data, the others the test data.
+    queries: how often each model is asked about a record. More than 1 needs images: 2 adds the
+      mirror image, and up to 18 add shifts by an eighth of the size. The score of a record is the
+      mean over its queries. Such queries help against models that were trained on such copies, and
+      weaken the attack on other models.
+    methods: names of attacks. `quantile_regression` uses no shadow models. It knows the answers
+      about the first 2,000 test records, which no model has seen, and the pixels and labels of all
+      records.
+    target: params.npz of a model that `launch.train` has trained on all of the data. It is attacked
+      in place of models trained here. Its members are the training data, the others the test data.
   """
 
   methods: Annotated[tuple[str, ...], "all of " + " | ".join(MEMBERSHIP)] = (

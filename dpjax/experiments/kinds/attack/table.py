@@ -28,7 +28,7 @@ _NOTE = (
   "attack. Intervals are exact, at 95 % each, for scores that are independent: those "
   "of the records of one model share its training.\n"
 )
-# Rows that one panel holds.
+# Most rows of one panel, unless they are all of one attack.
 _MANY = 12
 # Method -> what was counted, for tables of earlier versions, which do not say it.
 _SHARES = {"inversion": "recovered exactly, of the records"}
@@ -40,7 +40,7 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
   """Returns one row for every method under every defence.
 
   Args:
-    results: of `AttackConfig` runs that know their attack and defence.
+    results: results of `AttackConfig` runs, with their attack and defence.
   """
   of_all = []
   for result in results:
@@ -302,9 +302,9 @@ def figure(
   """Returns the picture of a table: a panel for each ROC, and one for each rate that was counted.
 
   Args:
-    rows: of attacks.csv.
-    points: of curves.csv (`points_of`).
-    title: of the picture.
+    rows: rows of attacks.csv.
+    points: rows of curves.csv (`points_of`).
+    title: title of the picture.
     look: sizes, fonts, style.
   """
   rocs: dict[tuple[str, str, str], list[Row]] = {}
@@ -314,7 +314,7 @@ def figure(
   rates = _panels_of_rates(rows, beside=bool(rocs))
   number = len(rocs) + len(rates)
   high = -(-number // look.across(2.2))
-  # Rows of equal length.
+  # Panels are spread evenly over the lines of the grid.
   wide = -(-number // high)
   lines = max(map(len, rates.values()), default=0)
   panel = max(2.3 * bool(rocs), lines * look.font_size * 1.6 / 72 + 0.55)
@@ -341,7 +341,10 @@ def _panels_of_rates(
 ) -> dict[tuple[str, str], list[Row]]:
   """Returns (what was counted, attack) -> rows; the attack is "" where a panel holds them all.
 
-  A membership attack is counted, at 1 % false positives, where no ROC stands `beside`.
+  Args:
+    rows: rows of attacks.csv.
+    beside: whether ROCs are drawn beside the rates. If not, a membership attack counts as a rate,
+      at 1 % false positives.
   """
   counted: dict[str, list[Row]] = {}
   for row in rows:
@@ -394,10 +397,10 @@ def _draw_rates(
   """Draws rates with their intervals below each other; returns what a key needs.
 
   Args:
-    axes: of the panel.
-    rows: of attacks.csv.
+    axes: axes of the panel.
+    rows: rows of attacks.csv.
     share: what was counted, and of what.
-    attack: the only one of the rows; "": there may be several.
+    attack: name of the only attack of the rows; "" if there may be several.
     look: sizes, fonts, style.
     panel_width: width of the panel with its names, in inches.
   """

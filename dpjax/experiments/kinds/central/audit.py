@@ -56,7 +56,8 @@ def in_gradients(config: TrainConfig) -> bool:
 def beside(
   config: TrainConfig, params: Params, apply: Callable[..., Any]
 ) -> tuple[Params, Callable[..., Any]]:
-  """Returns (params, apply); canaries with parameters of their own get them under other keys."""
+  """Returns (params, apply). If canaries have parameters of their own, these are added beside the
+  model's, under other keys."""
   if not in_gradients(config):
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)

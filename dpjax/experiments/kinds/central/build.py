@@ -1,4 +1,4 @@
-"""From a typed config to the objects of a run. No training happens here."""
+"""Builds the objects of a run from a typed config. No training happens here."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Run(NamedTuple):
   plan: Plan
   guarantee: Guarantee
   algorithm: Algorithm
-  # (key of the noise, key of examples' draws) -> the same algorithm with other keys; None:
-  # the examples bring their own
+  # (key of the noise, key of examples' draws) -> the same algorithm with other keys. The second key
+  # is None where the examples bring their own keys.
   with_keys: Callable[[jax.Array, jax.Array | None], Algorithm]
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
@@ -124,18 +124,16 @@ class Run(NamedTuple):
   train: Any
   test: Any
   task: Task
-  # loss of ONE example, with augmentation, whose gradient is clipped; a contrastive loss has
-  # none, so this refuses every call
+  # Loss of ONE example, with augmentation, whose gradient is clipped. A contrastive loss is no
+  # loss of one example, so this function then refuses every call.
   loss_fn: LossFn
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
-  first_steps: Algorithm | None = (
-    None  # for first steps that train less, on the same states
-  )
-  pretrained_on: Sequence[
-    str
-  ] = ()  # data that the first parameters were trained on, last first
-  # statistics that normalise `train` and `test`
+  # Algorithm of first steps that train less, on the same states; None: all steps are alike.
+  first_steps: Algorithm | None = None
+  # Data that the first parameters were trained on, the last data first.
+  pretrained_on: Sequence[str] = ()
+  # Statistics that normalise `train` and `test`.
   statistics: normalization.Released | None = None
   mesh: Mesh | None = None  # devices, where there are several
   keyed: bool = False  # whether every example gets a key of its own, `example.key`
@@ -255,7 +253,7 @@ def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
     return train
   known = train.nominal_size
   if known is None and config.limit <= len(train) + 1:
-    # A row of these may be the one that a neighbour lacks.
+    # These data may lack one row that a neighbour has, so the limit may exceed their number by 1.
     known = config.limit
   bounds.limit(config, len(train) if known is None else known)
   return train.subset(slice(0, config.limit)).declared(config.limit)
@@ -280,7 +278,7 @@ def init_params(
     with bounds.of_model(config):
       # Shapes first, so that a model that is too large is refused before it takes memory.
       shapes = jax.eval_shape(model.init, key, first)
-    # Models of dpjax hold parameters alone.
+    # Models of dpjax hold parameters alone, so only a user's model is checked.
     if names.is_path(config.name):
       models.libraries.check_collections(shapes, config.name)
     size = trees.size(shapes)
@@ -371,8 +369,12 @@ def assemble(
   loaded: tuple[Any, Any] | None = None,
   random: RunKeys | None = None,
 ) -> Run:
-  """Builds every object of a run, deterministically from its arguments. None: the data that
-  the config names, and the keys of config and data (`run_keys`)."""
+  """Builds every object of a run, deterministically from its arguments.
+
+  Args:
+    loaded: result of `load_data`; None: the data that the config names are loaded.
+    random: keys; None: those of config and data (`run_keys`).
+  """
   check(config)
   if config.privacy.method == "least_squares":
     reason = "has no steps, which are needed here; 'dp_sgd' has"

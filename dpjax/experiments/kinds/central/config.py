@@ -330,7 +330,7 @@ class AuditConfig:
 class TrainConfig(WithChoices):
   """A whole training run."""
 
-  # Fields that may differ when a run continues, which keeps its noise and batches.
+  # Fields that may change when a run continues: it keeps its noise and batches.
   where: ClassVar[tuple[str, ...]] = ("mesh", "resident", "writer")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)

@@ -94,8 +94,8 @@ def featured(
   """Returns the data set as inputs of the model: its features, where the model takes features.
 
   Args:
-    standardized: for scattering features: whether each example is standardised by itself; if
-      not, each channel is divided by its typical size. All other features always are.
+    standardized: for scattering features, whether each example is standardised by itself; if
+      not, each channel is divided by its typical size. Other features are always standardised.
     kept: folder of the feature cache (`data.cache`); None: no cache.
     resident: whether features lie in memory; False: read from `kept` when needed; None: by size.
 
@@ -135,7 +135,7 @@ def featured(
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
   """Returns what decides a feature's bits beside the settings: code, library, device."""
-  # By name in sys.modules, since `dpjax.models` exports a function `scattering`, too.
+  # Modules come from sys.modules, since `dpjax.models.scattering` is a function as an attribute.
   code = "".join(inspect.getsource(sys.modules[name]) for name in names)
   device = jax.devices()[0]
   return (

@@ -56,7 +56,7 @@ def _kind(privacy: PrivacyConfig) -> type[sampling.Sampler]:
 
 
 def check_passes(privacy: PrivacyConfig, sampler: str) -> None:
-  """Raises UserError unless a pass has a whole number of steps, given a sampler by passes."""
+  """Raises UserError unless a pass has a whole number of steps; the message names `sampler`."""
   sampling.check_passes(privacy.sampling_prob, sampler, name="privacy.sampling_prob")
 
 
@@ -113,7 +113,7 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   """
   apart = separation(privacy)
   noise = privacy.ftrl.strategy.make(num_steps, apart)
-  # Where a group takes part in its step as a whole, sampling does not amplify privacy, and any
+  # If all examples whose turn it is take part, sampling does not amplify privacy. Then any
   # correlated noise can be accounted for.
   amplified = _kind(privacy).prob_in_turn(_size(privacy)) < 1
   if amplified and (noise.bands is None or noise.bands > apart):

@@ -126,8 +126,8 @@ def make_plan(config: TrainConfig, num_examples: int, make: Callable[..., Plan])
   """Returns the plan of the one release, statistics of the inputs included.
 
   Args:
-    num_examples: public.
-    make: makes a plan from all but its noise (`privacy.maker`).
+    num_examples: public number of examples.
+    make: function that makes a plan from all but its noise (`privacy.maker`).
   """
   asked = config.privacy
   sampler = WholeData(capacity=num_examples + 1)
@@ -187,7 +187,7 @@ def phase(
   Args:
     train, test: inputs of the model, before private statistics normalise them.
     apply: (params, x [B, ...]) -> outputs [B, K] of the model.
-    params: its first parameters, of which only the shapes are read.
+    params: first parameters of the model; only their shapes are read.
   """
   _check_model(config, train, params)
   write_inputs = build.inputs_writer(config.data, config.model, test)

@@ -39,7 +39,7 @@ def computed(
   shape = patches.patch_shape(dataset.x.shape)
 
   def make() -> Iterator[np.ndarray]:
-    # Checked first, since learning takes minutes.
+    # Checked first, since learning takes a minute or two.
     patches.check_images(dataset.x)
     network = learned(tuple(dataset.x.shape[1:]))
     chunks = patches.patch_chunks(dataset.x, network, mirrored=config.mirrored)
@@ -52,7 +52,7 @@ def computed(
   return features.ComputedFeatures(shape, settings, _CODE, make)
 
 
-# Training and test data have one shape, and learning takes a minute.
+# Cached, since training and test data have one shape, and learning takes a minute or two.
 @functools.lru_cache(maxsize=1)
 def learned(shape: tuple[int, int, int]) -> patches.PatchNetwork:
   """Returns the network for images of a shape, learnt from random images of that shape."""

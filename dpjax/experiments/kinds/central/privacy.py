@@ -30,7 +30,8 @@ NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of t
 
 
 def check_names(privacy: PrivacyConfig) -> None:
-  """Raises UserError for an unknown method or unknown noise levels."""
+  """Raises UserError for an unknown method, invalid noise levels, or a DP-FTRL sampler whose steps
+  do not fit `sampling_prob`."""
   validate.one_of(METHODS, **{"privacy.method": privacy.method})
   ftrl.check_levels(privacy)
   if privacy.method == "dp_ftrl":
@@ -331,7 +332,8 @@ def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Pla
 
 
 def _check_no_capacity(privacy: PrivacyConfig) -> None:
-  """Refuses a capacity for a user's sampler that cannot overflow; `unused` does for dpjax's."""
+  """Refuses a capacity for a user's sampler that cannot overflow. `unused` refuses it for dpjax's
+  samplers."""
   name = privacy.ftrl.sampler if privacy.method == "dp_ftrl" else privacy.sampler
   if names.is_path(name) and privacy.capacity is not None:
     raise WouldBeIgnored(

@@ -99,7 +99,8 @@ def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
 
 
 def keyed_loss(make: Callable[..., LossFn]) -> Callable[..., LossFn]:
-  """Returns a loss whose model draws from `example.key`; without a key, as in evaluation.
+  """Returns a loss whose model draws from `example.key`, and is evaluated without draws if that is
+  None.
 
   Args:
     make: `apply -> loss`, with apply(params, x).

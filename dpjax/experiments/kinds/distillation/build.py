@@ -43,7 +43,7 @@ _NOTES = {
 
 
 class _Network(nn.Module):
-  """Images -> logits, by one hidden layer."""
+  """Network from images to logits, with one hidden layer."""
 
   hidden: int
   num_classes: int
@@ -240,7 +240,7 @@ class _Run:
     yield from self.plan.batches(self.train, rng=self.random.sampler, start=start)
 
   def phase(self) -> Phase:
-    """Returns the run as a training."""
+    """Returns the phase of the run."""
     config = self.config
     plan = self.plan
     # `Plan.for_data` has refused a secret number of records that is not declared.

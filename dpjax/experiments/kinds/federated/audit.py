@@ -53,7 +53,7 @@ class Audited(NamedTuple):
 
   @property
   def opposite(self) -> bool:
-    """Whether a canary that is out sends the opposite."""
+    """Whether a canary that is out sends the opposite of what it would send if it were in."""
     return self.target.claim.relation == NeighboringRelation.REPLACE_ONE
 
   @property
@@ -79,7 +79,8 @@ def inserting(config: FedConfig) -> Callable[..., Any]:
 def beside(
   config: FedConfig, params: Params, apply: Callable[..., Any]
 ) -> tuple[Params, Callable[..., Any]]:
-  """Returns (params, apply); canaries with parameters of their own get them under other keys."""
+  """Returns (params, apply). If canaries have parameters of their own, these are added beside the
+  model's, under other keys."""
   if not config.audit.enabled or config.audit.kind != canary_clients.PARAMETER:
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)
@@ -169,7 +170,9 @@ def target_of(
   | distributed             | that of the shares     | every decoded integer sum, who is in it  |
 
   Args:
-    plan: plan of what runs; num_clients: before canaries; mechanism: of noise in shares.
+    plan: plan that runs.
+    num_clients: number of clients before canaries are inserted.
+    mechanism: mechanism of noise in shares; None without such noise.
   """
   method = config.privacy.method
   rounds = config.num_rounds
@@ -200,7 +203,7 @@ def prepared(
   """Returns the canaries with their directions among these parameters.
 
   Args:
-    num_clients: before canaries.
+    num_clients: number of clients before canaries are inserted.
   """
   if canaries is None:
     return None
@@ -233,7 +236,8 @@ def sending(audited: Audited | None, map_clients: Any) -> Any:
 def hidden(
   audited: Audited | None, client: federated.ClientAlgorithm
 ) -> federated.ClientAlgorithm:
-  """Wraps a client before its own noise, where canaries send if that noise is tested."""
+  """Wraps a client before its own noise is added. Canaries send there if the audit tests that
+  noise."""
   if audited is None or audited.directions is None or not audited.hears:
     return client
   bound = audited.target.l2_clip_norm

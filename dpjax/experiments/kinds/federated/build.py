@@ -1,4 +1,4 @@
-"""From a `FedConfig` to the objects of a federated run. No training happens here."""
+"""Builds the objects of a federated run from a `FedConfig`. No training happens here."""
 
 from __future__ import annotations
 
@@ -215,8 +215,8 @@ def _check_client_optimizer(config: FedConfig) -> None:
 def digest(config: FedConfig) -> bytes:
   """Returns the public digest of all fields of the config that decide what the run computes.
 
-  Left out are the places of data, the execution (in which processes of one run may differ), the
-  location of client state, the writer, and an audit that is switched off.
+  Left out are the places of data, the execution, the location of client state, the writer, and an
+  audit that is switched off. Processes of one run may differ in their execution.
   """
   fields = config_names.without_places(to_dict(audit.resolved(config)))
   for name in ("execution", *_EXECUTED, *config.where):

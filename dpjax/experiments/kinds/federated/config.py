@@ -106,7 +106,7 @@ AGGREGATORS = {
 COMPRESSIONS = {
   "none": settings(_uncompressed),
   "quantize": settings(federated.quantize, bits=8),
-  # With error feedback always, since small coordinates would never be sent.
+  # Always with error feedback: without it, small coordinates would never be sent.
   "top_k": settings(federated.top_k, share=0.1),
   "rotated": settings(federated.rotated, bits=8),
   "drive": settings(federated.drive),
@@ -206,7 +206,7 @@ class FedAuditConfig(AuditConfig):
 class FedConfig(WithChoices):
   """A whole federated run."""
 
-  # Fields that may differ when a run continues, which stays equal bit for bit.
+  # Fields that may change when a run continues: it stays equal bit for bit.
   where: ClassVar[tuple[str, ...]] = ("client_state", "writer")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)

@@ -145,7 +145,7 @@ def seed_of(key: jax.Array) -> int:
 def guarantee(
   config: FedConfig, noise_in_shares: secure.SkellamSum, num_clients: int
 ) -> Guarantee:
-  """Returns the guarantee for one client of `num_clients`, under zero-out."""
+  """Returns the guarantee for one client of `num_clients`, under replace_special."""
   delta = config.privacy.delta
   asked: dict[str, Any] = {"neighboring_relation": _RELATION, "delta": delta}
 

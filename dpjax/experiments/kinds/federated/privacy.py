@@ -226,7 +226,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
 
 
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
-  """Makes a plan over clients; noise None: calibrated to the config's epsilon."""
+  """Makes a plan over clients; noise None: calibrated to the config's epsilon or attacker."""
   privacy = config.privacy
   make = maker(privacy.epsilon, noise, attack_of(privacy))
   return make(
@@ -322,7 +322,7 @@ def _simulation_note(config: FedConfig) -> str:
 
 def local_noise(config: FedConfig) -> float | None:
   """Returns the noise multiplier on a client's message; None where clients add no noise. For
-  method "local" without a given one, it is calibrated for a message in every round."""
+  method "local" without a given multiplier, it is calibrated for a message in every round."""
   privacy = config.privacy
   if privacy.method not in ("local", "both"):
     return None

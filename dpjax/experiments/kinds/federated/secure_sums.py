@@ -28,11 +28,11 @@ class SharesAmongClients:
 
   Args:
     bits: bits of the modulus of one number of the sum; the protocol's own may be wider.
-    largest_value: a coordinate of a message is clipped to it, on either side.
-    threshold: share of `clients_per_round` (at least two clients) that must be left to the
-      end; with fewer a round is refused, and changes nothing.
-    simulated: integers are added without a protocol, which is fast and hides nothing from who
-      runs it; False: the protocol runs in every round, with its cryptography.
+    largest_value: largest absolute value of a coordinate of a message, which is clipped to it.
+    threshold: share of `clients_per_round` (at least two clients) that must stay to the end; a
+      round with fewer is refused, and changes nothing.
+    simulated: whether integers are added without a protocol, which is fast and hides nothing from
+      whoever runs it. False: the protocol runs in every round, with its cryptography.
   """
 
   bits: int = 32
@@ -75,7 +75,7 @@ class SharesAmongClients:
     """Raises UserError for settings that would refuse every sum."""
 
   def dropout(self, seed: int) -> secure.Dropout:
-    """Returns the clients that drop out in a round."""
+    """Returns the simulation that decides which clients drop out of a round."""
     return secure.Dropout(prob=self.dropout_prob, seed=seed)
 
 
@@ -84,7 +84,8 @@ class PairwiseMasks(SharesAmongClients):
   """`secure.sums.SecAgg`.
 
   Args:
-    dropout_prob: chance of a client to drop out in a round; public, from the seed.
+    dropout_prob: chance that a client drops out in a round. Who drops out is public: it follows
+      from the seed.
   """
 
   dropout_prob: float = 0.0  # type: ignore[misc]  # a field here
@@ -102,13 +103,13 @@ class SharesForServers(PairwiseMasks):
 class SharesForCommittee(PairwiseMasks):
   """`secure.sums.Committee`: some clients of each round add up the others' shares.
 
-  A simulated one stands the silence of any member. With `simulated=false` a round whose members
-  are too few is refused, and changes nothing.
+  In a simulated committee any member may fall silent. With `simulated=false`, a round with too few
+  members left is refused, and changes nothing.
 
   Args:
     num_members: members of the committee, drawn from the clients of each round.
     colluding: members who may tell the server all they know.
-    packed: secrets in a polynomial: shares are that many times shorter.
+    packed: number of secrets in one polynomial; shares are that many times shorter.
   """
 
   num_members: int = 5
@@ -147,7 +148,8 @@ class SparseMasks(PairwiseMasks):
   """`secure.sums.SecAggPlus`.
 
   Args:
-    corrupt, dropout_share: fractions of the clients that its graph is made to stand.
+    corrupt: largest fraction of corrupt clients that the graph of masks is made for.
+    dropout_share: largest fraction of clients who drop out that the graph is made for.
   """
 
   corrupt: float = 0.1

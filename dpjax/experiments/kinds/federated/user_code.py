@@ -75,7 +75,7 @@ def _client(
 def _whole(
   users_algorithm: federated.FederatedAlgorithm, path: str
 ) -> federated.FederatedAlgorithm:
-  """Wraps a user's whole algorithm: checks that states hold the parameters, and rounds' results."""
+  """Wraps a user's whole algorithm: checks what its `init` and its rounds return."""
 
   def init(params: Params, num_clients: int = 0) -> ArrayTree:
     state = users_algorithm.init(params, num_clients)

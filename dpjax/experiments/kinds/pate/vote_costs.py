@@ -190,8 +190,8 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
   # The noise is not on a grid: times a private scale, its grid would reveal that scale.
   drawn = float(source.gaussian(of_cost, np.zeros((), np.float32), 1.0, long_tails=True))
   noisy = cost + smooth * config.cost_noise * drawn
-  # Rounded to a public grid, far coarser than the spacing of floats, so that the set of numbers
-  # that can be published does not depend on the votes.
+  # Rounded to a public grid, far coarser than the spacing of floats. So the set of numbers that can
+  # be published does not depend on the votes.
   rdp = round(noisy / _COST_STEP) * _COST_STEP
   epsilon = (
     rdp + math.log1p(-1 / order) - (math.log(config.delta) + math.log(order)) / (order - 1)

@@ -166,11 +166,11 @@ def shared_noise_scores(
   clip_after: float | None = None,
   **options: Any,
 ) -> auditing.Scores:
-  """Returns the scores of an attacker who knows one record of a batch (all 0), and must tell
-  whether another record is all 0 or all 1, in `num_trials` batches of either kind.
+  """Returns the scores of an attacker who knows one record of a batch of two.
 
-  A score is the largest difference of the two noisy records. Clipped entries reveal nothing, and
-  one entry that is not clipped reveals everything.
+  The known record is all 0. The attacker must tell whether the other record is all 0 or all 1, in
+  `num_trials` batches of either kind. A score is the largest difference of the two noisy records.
+  Clipped entries reveal nothing, and one entry that is not clipped reveals everything.
   """
   shaped = jnp.asarray(noise_lib.by_feature(scales, shape))
   # An infinite limit stands for no clip after the noise.
@@ -215,8 +215,8 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
 def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float) -> Bound:
   """Trains again with canaries, each in by a fair coin, and scores them by their loss.
 
-  A claim is tested under replace_one, the relation of its theorems 2 and 4; a proof under its own
-  relation.
+  A claim is tested under replace_one, the relation of its theorems 2 and 4. A proof is tested under
+  its own relation.
   """
   privacy = outcome.privacy
   relation = privacy.neighboring_relation if privacy.kind == "proved" else "replace_one"

@@ -235,8 +235,11 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
 
 
 def public_size(config: RelevanceConfig, train: Any) -> int:
-  """Returns the number of records that plans are made for; see `run.sizes`. Only methods with a
-  plan must declare it: rigorous RADP is under replace_one, and claims of papers prove nothing."""
+  """Returns the number of records that plans are made for; see `run.sizes`.
+
+  It must be declared only for methods with a plan: rigorous RADP is under replace_one, and claims
+  of papers prove nothing.
+  """
   return sizes.public(
     len(train),
     train.nominal_size,

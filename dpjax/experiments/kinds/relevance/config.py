@@ -37,10 +37,10 @@ class RelevanceConfig:
   """Configuration of an experiment with the methods of `dpjax.relevance`.
 
   `curves` maps a label to fields that differ from this config, by dotted name, such as
-  {"RADP": {}, "DPSGD": {"method": "dpsgd"}}; none is one curve. Every curve is run at every
-  epsilon with seeds seed, seed + 1, ... (`dpjax.experiments.sweeps.experiment`). What follows
-  " @ " in a label only tells runs apart: {"tanh @ mnist": {...}, "tanh @ cifar10": {...}} are
-  one line in two panels.
+  {"RADP": {}, "DPSGD": {"method": "dpsgd"}}. Without curves, this config is the only curve. Every
+  curve is run at every epsilon with seeds seed, seed + 1, ...
+  (`dpjax.experiments.sweeps.experiment`). The text after " @ " in a label only tells runs apart:
+  {"tanh @ mnist": {...}, "tanh @ cifar10": {...}} are one line in two panels.
   """
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)

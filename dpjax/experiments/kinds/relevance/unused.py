@@ -108,8 +108,7 @@ def of_dataset(dataset: Any) -> Unused:
 
 
 def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
-  """Returns the unused fields of the nets. Model 1 is the first, model 2 the second; each
-  may be of another type."""
+  """Returns the unused fields of the nets. Model 1 and model 2 may be of different types."""
   method = config.method
   second = config.model
   reduced = rigorous and config.rigorous_model is not None

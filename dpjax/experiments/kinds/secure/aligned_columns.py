@@ -107,8 +107,8 @@ def clipped_apart(
   num_columns = sum(part.shape[1] for part in parts)
   shortened = []
   for part in parts:
-    # `_INSIDE` exceeds the rounding of a sum of squares. So `OutputNoise.rows`, which clips whole
-    # rows, changes none; no party could compute a whole row's norm.
+    # The margin of `_INSIDE` exceeds the rounding of a sum of squares. So `OutputNoise.rows`, which
+    # clips whole rows, changes none. It must not: no party could compute a whole row's norm.
     bound = _INSIDE * feature_norm * math.sqrt(part.shape[1] / num_columns)
     # Equality is refused, too, since `bounded_rows` clips to slightly less than the bound.
     if bound <= 2.0**-frac_bits:

@@ -40,8 +40,8 @@ class SumTask:
   )
   entry_bits: Annotated[int, rules.between(1, 63), "entries are below 2^entry_bits"] = 20
   silent: Annotated[int, "clients who fall silent once they have shared their keys"] = 0
-  # The module of the task, the section of the config that it reads, and the libraries that it
-  # needs, by their names in `extras`.
+  # Module of the task. Section of the config that the task reads. Libraries that it needs, by
+  # their names in `extras`.
   module: ClassVar[str] = "vector_sums"
   reads: ClassVar[str] = "protocol"
   needs: ClassVar[tuple[str, ...]] = ()  # those of the protocol
@@ -239,8 +239,8 @@ class SecureConfig(WithChoices):
   """Configuration of a secure computation, or of a table of them.
 
   `rows` maps a label to the fields that differ from this config, by dotted name, such as
-  {"secagg, 2 silent": {"task": "sum", "protocol": "secagg", "task.silent": 2}}; none is one
-  row.
+  {"secagg, 2 silent": {"task": "sum", "protocol": "secagg", "task.silent": 2}}. Without rows, this
+  config is the only row.
   """
 
   task: Annotated[Any, Choice(TASKS), "what is computed"] = "sum"

@@ -24,7 +24,7 @@ from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
 from dpjax.secure.mpc.output_noise import OutputNoise
 
-# Gradient steps between two checks of the clock.
+# Gradient steps in one step of the run, after which it may write a checkpoint.
 _CHUNK = 10
 _NOT_PRIVATE = (
   "NOT covered, as task.diagnostics is true: error, plain_accuracy and found of the result compare "
@@ -119,8 +119,9 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     error_is = "largest, of a weight, against the same without noise (NOT private)"
     summary += f"without noise {plain:.4f} (NOT private); "
   else:
-    # The exact error, beside the weights, could tell two data sets apart. So this is a public bound
-    # on its mean: that of the largest of m sub-Gaussian numbers is at most std sqrt(2 ln(2 m)).
+    # The exact error, beside the weights, could tell two data sets apart. So `error` is a public
+    # bound on its mean. The largest absolute value of m sub-Gaussian numbers has a mean of at most
+    # std sqrt(2 ln(2 m)), where std is that of both parties' noise together.
     plain = None
     error = mechanism.std * math.sqrt(2) * math.sqrt(2 * math.log(2 * weights.size))
     error_is = "bound on the mean of the largest noise of a weight"

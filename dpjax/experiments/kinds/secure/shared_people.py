@@ -29,7 +29,7 @@ from dpjax.secure.vertical import alignment, transfer
 from dpjax.types import Array, Params
 from dpjax.validate import UserError
 
-# Gradient steps between two checks of the clock.
+# Gradient steps in one step of the run, after which it may write a checkpoint.
 _CHUNK = 50
 _HIDDEN = 64
 _EMBEDDING = 16

@@ -97,8 +97,8 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
   Each number stands beside its point. There are no bars, since a logarithmic axis has no zero.
 
   Args:
-    rows: of secure.csv.
-    title: of the picture.
+    rows: rows of secure.csv.
+    title: title of the picture.
     look: sizes, fonts, style.
   """
   from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator

@@ -23,7 +23,7 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import in_the_clear, secureml
 from dpjax.validate import UserError, Verbatim
 
-# Gradient steps between two checks of the clock.
+# Gradient steps in one step of the run, after which it may write a checkpoint.
 _CHUNK = 20
 # Bound on parameters, for whose products the ring's fixed point still has room.
 _MOST = 2.0**15
@@ -63,7 +63,11 @@ def load_data(config: SecureConfig) -> LabelledRows:
 
 
 def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Ready:
-  """Returns the public first parameters and the public batches."""
+  """Prepares the public first parameters and batches, and trains the same model in float64.
+
+  Raises:
+    UserError: more rows are asked for than there are, or the training in float64 diverges.
+  """
   task = config.task
   n = len(loaded.x)
   if task.batch_size > n or task.num_predicted > len(loaded.test_x):

@@ -95,7 +95,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
     protocol=name,
     sizes=f"{task.num_clients} clients x {task.length} entries{silent}",
     seconds=float(state["seconds"][0]),
-    # Halved, since a message counts at both ends; a bound, since `client` is the largest client's.
+    # Halved, since a message counts at both ends. It is an upper bound, since `client` counts the
+    # bytes of the client with the most.
     num_bytes=(task.num_clients * client + server) // 2,
     error=error,
     error_is="largest, of an entry of the sum",

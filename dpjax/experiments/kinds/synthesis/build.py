@@ -35,7 +35,7 @@ from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.finite import fine_step
 from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
 
-# Updates of a step, compiled as one program.
+# Most updates of a step; they are compiled as one program.
 _AT_ONCE = 50
 # Folded into the public key; differs from the numbers in `sampled_run`.
 _UPDATES = 1
@@ -140,7 +140,7 @@ def _words(config: SynthesisConfig, mechanism: ClassSums) -> str:
 
 
 class _Run(SampledRun):
-  """The parts of one run, each built when it is first asked for."""
+  """The parts of one run: features, mechanism and generator."""
 
   def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
     super().__init__(config, train, test, random)
@@ -225,7 +225,7 @@ class _Run(SampledRun):
     yield from range(start, self.num_steps)
 
   def phase(self) -> Phase:
-    """Returns the run as a training."""
+    """Returns the phase of the run."""
     config = self.config
     blocks = max(1, config.eval_every // self.at_once)
     return Phase(

@@ -145,7 +145,7 @@ class CriticRun(SampledRun):
     return self.drawn_of_classes(np.arange(self.train.num_classes), draw)
 
   def phase(self) -> Phase:
-    """Returns the run as a training."""
+    """Returns the phase of the run."""
     config = self.config
     plan = self.plan
     # `Plan.for_data` has refused a secret number of records that is not declared.

@@ -14,11 +14,11 @@ import numpy as np
 from dpjax import files, optional, pictures
 from dpjax.attacks import roc
 
-# Rows of the picture, a column for each class.
+# Most rows of the picture, which has a column for each class.
 _SHOWN = 10
-# Rows of the table.
+# Most rows of samples.csv.
 _FIRST_SAMPLES = 1000
-# Members and non-members that an attack scores.
+# Most members, and most non-members, that an attack scores.
 _ATTACKED = 2000
 
 

@@ -85,7 +85,7 @@ class SampledRun:
 
   def samples(self, state: Any) -> Samples:
     """Returns (images [n, H, W, C], labels [n])."""
-    # Kept, since the last row, the result and the files all need those of the last state.
+    # Samples are kept: the last row, the result and the files all need those of the last state.
     leaves = jax.tree.leaves(self.decided_by(state))
     name = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).digest()
     known, samples = self._samples
