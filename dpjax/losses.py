@@ -185,7 +185,8 @@ def next_token(
     targets = tokens[:, 1:]
     if jnp.ndim(logits) != 3 or jnp.shape(logits)[:2] != targets.shape:
       shapes = f"for x of shape {targets.shape}, got {jnp.shape(logits)}"
-      raise UserError(f"must return logits [1, T, V] {shapes}", field="apply")
+      wanted = "[m, T, V]" if sequences else "[1, T, V]"
+      raise UserError(f"must return logits {wanted} {shapes}", field="apply")
     losses = _cross_entropy(trees.at_least_float32(jnp.asarray(logits)), targets)
     shares = _shares(targets, padding_id, weights).astype(losses.dtype)
     # An uncounted loss may be infinite, and 0 times infinity is NaN. So it is replaced by 0.

@@ -172,8 +172,15 @@ def natural_federation(
     max_examples: as in `by_client`, for each client in train and in test.
 
   Raises:
-    UserError: one line: as `data.load` and `by_client`, or there is no such field.
+    UserError: one line: as `data.load` and `by_client`, or there is no such field, or a declaration
+      of something else than a table.
   """
+  if declaration is not None and not tables.is_table(name):
+    raise UserError(
+      f"would be ignored, name={name!r:.60} is no table",
+      field="declaration",
+      value=declaration,
+    )
   if names.is_path(name):
     return _of_user(name, client_id, max_examples)
   if not client_id:

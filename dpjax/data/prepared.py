@@ -66,7 +66,7 @@ def check_known(name: str) -> None:
     return
   hint = validate.did_you_mean(name.lower(), known)
   raise UserError(
-    f"unknown data set{hint}; one of {validate.listed(COMMON, 80)}, another "
+    f"unknown data set{hint}; one of {validate.listed(COMMON, 60)}, another "
     "tensorflow-datasets name, a path that ends in .csv, .parquet, .npz or a slash, or "
     "package.module:name (docs/your_data.md)",
     field="name",

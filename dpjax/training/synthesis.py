@@ -306,6 +306,11 @@ class Synthesis:
   hidden: int = 256
   matrix_weight: float = 0.01
 
+  def __post_init__(self) -> None:
+    validate.integer_at_least(1, num_classes=self.num_classes, num_steps=self.num_steps)
+    # The loss leaves out pairs of an image with itself, and needs another pair.
+    validate.integer_at_least(2, per_class=self.per_class)
+
   @property
   def generator(self) -> Generator:
     """Returns the network."""

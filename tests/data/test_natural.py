@@ -462,3 +462,11 @@ def test_two_spellings_of_one_name_are_one_client():
   rows = data.from_arrays(np.eye(3, dtype=np.float32), [0, 1, 0], num_classes=2)
   federation = data.by_client(rows, ["\u00e9", "e\u0301", "e"])
   assert federation.num_clients == 2
+
+
+@pytest.mark.parametrize("name", ["a.npz", "mnist", "tests.data.test_natural:nothing"])
+def test_a_declaration_of_what_is_no_table_is_refused(name):
+  with pytest.raises(
+    UserError, match=r"declaration=.*: would be ignored, name=.* is no table"
+  ):
+    data.natural_federation(name, client_id="user", declaration={"columns": {}})

@@ -240,6 +240,16 @@ def test_krum_is_not_stopped_by_its_attackers(f, size):
         assert distance <= (1 + np.sqrt(n - f - 2)) * diameter
 
 
+@pytest.mark.parametrize("size", [1e3, 1e6])
+def test_infinite_weights_do_not_count_and_are_no_excuse(size):
+  """As faulty they lowered f, and as messages they still stood beside the honest ones."""
+  honest = np.random.default_rng(0).normal(size=(6, 1)).astype(np.float32)
+  rows = np.concatenate([np.array([[size / 4], [size], [size]], np.float32), honest])
+  weights = np.r_[np.full(3, np.inf), np.ones(6)].astype(np.float32)
+  found, _ = krum(3).update(jnp.asarray(rows), np.ones(9, bool), (), weights)
+  assert np.abs(honest - np.asarray(found)).min() == 0
+
+
 @settings(deadline=None, max_examples=60)
 @given(
   st.integers(0, 3), st.integers(0, 4), st.integers(0, 3), st.integers(0, 3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import shutil
 import subprocess
 
@@ -15,8 +16,15 @@ from dpjax.experiments.run import provenance
 def test_versions_are_those_imported_and_hold_no_path():
   found = provenance.versions()
   assert found["jax"] == jax.__version__ and found["dp_accounting"] and found["dpjax"]
-  assert {"jaxlib", "flax", "optax", "numpy", "python", "git_commit"} <= set(found)
+  names = {"jaxlib", "flax", "optax", "numpy", "scipy", "python", "git_commit"}
+  assert names <= set(found)
   assert "/" not in json.dumps(found)
+
+
+def test_a_checkout_knows_its_commit():
+  root = pathlib.Path(provenance.__file__).parents[3]
+  tracked = provenance._git(root, "ls-files", "--", "dpjax/__init__.py")
+  assert bool(provenance.versions()["git_commit"]) == bool(tracked)
 
 
 def test_unknown_distribution_has_no_version():

@@ -87,3 +87,11 @@ def test_the_loss_is_unbiased_in_the_number_of_images():
 def test_wrong_settings_are_refused(field, value):
   with pytest.raises(UserError, match=field):
     dataclasses.replace(_EMBEDDING, **{field: value})
+
+
+@pytest.mark.parametrize(
+  ("field", "value"), [("per_class", 1), ("num_steps", 0), ("num_classes", 0)]
+)
+def test_a_generator_without_pairs_of_images_or_steps_is_refused(field, value):
+  with pytest.raises(UserError, match=f"{field}={value}: must be"):
+    Synthesis(_EMBEDDING, **{"num_classes": 2, field: value})

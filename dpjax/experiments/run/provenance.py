@@ -13,8 +13,19 @@ import sys
 
 import jax
 
-_DISTRIBUTIONS = ("dpjax", "jax", "jaxlib", "flax", "optax", "numpy", "dp_accounting")
-_PACKAGE = pathlib.Path(__file__).parents[1]
+import dpjax
+
+_DISTRIBUTIONS = (
+  "dpjax",
+  "jax",
+  "jaxlib",
+  "flax",
+  "optax",
+  "numpy",
+  "scipy",
+  "dp_accounting",
+)
+_PACKAGE = pathlib.Path(dpjax.__file__).parent
 
 
 def versions() -> dict[str, str | None]:

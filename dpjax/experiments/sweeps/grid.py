@@ -19,7 +19,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from dpjax import pictures, validate
 from dpjax.experiments.config import fields, rules
@@ -34,9 +34,6 @@ from dpjax.experiments.run.kind import Kind, RunKind
 from dpjax.experiments.sweeps import curve, curve_picture, engine, table, unused
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
-
-if TYPE_CHECKING:
-  pass
 
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
 # Parts of a result that a row keeps beside RESULT_KEYS, where the result has them. The last five

@@ -38,7 +38,11 @@ TINY = 1e-37
 def kept_messages(messages: Any, mask: Array, weights: Array | None) -> Array:
   """Returns [C]: the messages that count."""
   kept = finite(messages, mask)
-  return kept if weights is None else kept & (jnp.asarray(weights) > 0)
+  if weights is None:
+    return kept
+  weights = jnp.asarray(weights)
+  # An infinite weight is faulty, so it must not count as well: Krum allows for one attacker less.
+  return kept & (weights > 0) & jnp.isfinite(weights)
 
 
 class Counts(NamedTuple):

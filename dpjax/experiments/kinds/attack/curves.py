@@ -38,7 +38,7 @@ def roc_report(
   Raises UserError for no attacks.
   """
   if not leakages:
-    raise UserError("must hold at least one attack", field="found")
+    raise UserError("must hold at least one attack", field="leakages")
   out_dir = pathlib.Path(out_dir)
   look = Look(width=4.6)
   figure = pictures.new_figure(look, height=4.4)
