@@ -45,6 +45,19 @@ def test_matching_is_the_best_assignment_not_the_nearest():
   assert sorted(attacks.matched([[0.0], [0.2]], [[0.1], [5.0]]).tolist()) == [0, 1]
 
 
+@pytest.mark.parametrize("size", [1.0, 30.0, 1e6])
+def test_hopeless_guesses_take_no_exact_one_away(size):
+  """The smallest total squared error loses most of them, and an attack looks harmless."""
+  rng = np.random.default_rng(0)
+  truth = rng.uniform(size=(64, 100))
+  found = size * rng.normal(size=(64, 100))
+  order = rng.permutation(64)
+  found[order[:6]] = truth[:6]
+  places = attacks.matched(truth, found)
+  assert sorted(places.tolist()) == list(range(64))
+  assert (places[:6] == order[:6]).all()
+
+
 def test_success_has_exact_intervals_at_each_threshold():
   truth = np.zeros((8, 16, 16, 1))
   found = truth.copy()
