@@ -17,7 +17,7 @@ Model at Small Cost" (Bu et al. 2023, book-keeping), here for any traced functio
 | parameter the loss does not use               | gradient 0                                |
 | floats of less than 32 bits                   | norms and sums in float32 (`clipping`)    |
 | rows of an example that cancel                | their rounding is added to the norm, so   |
-|                                               | that the bound holds; else below 1e-5     |
+|                                               | that the bound holds; else below 1e-4     |
 |                                               | where they could change how others are    |
 |                                               | rounded: in the loop of single examples   |
 | parameter joined with, or transformed by,     | its gradient per example, pulled back and |
