@@ -61,6 +61,11 @@ class _Package(types.ModuleType):
         return
     super().__setattr__(name, value)
 
+  def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+    # By its name, as cloudpickle does for plain modules. Ray and Flower send functions that name a
+    # package of dpjax to other processes, and a subclass of modules has no rule of its own there.
+    return importlib.import_module, (self.__name__,)
+
 
 def _resolved(package: str, name: str) -> Any:
   """Imports and returns the object that a public name of a package stands for."""

@@ -2,6 +2,7 @@
 
 import importlib
 import pathlib
+import pickle
 import subprocess
 import sys
 
@@ -47,6 +48,13 @@ def test_modules_that_are_not_listed_are_attributes():
   program = "import dpjax\nprint(dpjax.accounting.gdp.approximate.__name__)"
   done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
   assert done.stdout == "approximate\n", done.stderr
+
+
+def test_a_package_is_pickled_by_its_name():
+  """Ray and Flower send functions of a user, which name dpjax and its packages."""
+  for name in ("dpjax", "dpjax.federated"):
+    package = importlib.import_module(name)
+    assert pickle.loads(pickle.dumps(package)) is package
 
 
 def test_launch_train_imports_its_own_kind_alone_and_few_lines():

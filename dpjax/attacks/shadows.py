@@ -216,11 +216,12 @@ def shadow_models(
 
   def train(group: int) -> list[Params]:
     start = group * side_by_side
-    numbers = range(start, min(start + width, len(rows)))
-    # A short last group repeats its last shadow, so that it has the compiled shape.
-    padded = [min(start + place, numbers[-1]) for place in range(width)]
-    states = _trained(pipeline, records, rows[padded], padded, seed)
-    return [released(state) for state in states[: len(numbers)]]
+    numbers = range(start, start + width)
+    # A short last group repeats the records of its last shadow, so that it has the compiled shape.
+    # The repeated ones have keys of their own: noise for two models with one key would be NaN.
+    padded = rows[np.minimum(numbers, len(rows) - 1)]
+    states = _trained(pipeline, records, padded, list(numbers), seed)
+    return [released(state) for state in states[: len(rows) - start]]
 
   return train
 

@@ -1,21 +1,22 @@
 """Memory of a clipped sum, as a documented model, and the microbatch that fits.
 
-The table has the bytes for one example. The parameters, the batch and the sum itself come on top.
-With microbatches the sum counts twice, as its roundings are kept beside it.
+The parameters, the batch and the sum itself come on top of the table. With microbatches the sum
+counts twice, as its roundings are kept beside it.
 
-| route  | bytes                                          |
-| ------ | ---------------------------------------------- |
-| tapped | max(R + A' + G, A + G + H) + W                 |
-| vmap   | R + 2.6 P: the stacked gradients, and copies   |
+| route  | bytes for one example                          | bytes for any batch         |
+| ------ | ---------------------------------------------- | --------------------------- |
+| tapped | max(R + A' + G, A + G + H) + W                 | 4 P: the loop of rare ones  |
+| vmap   | R + 2.6 P: the stacked gradients, and copies   |                             |
 
 R: what JAX's own trace of the forward pass keeps for the backward pass. A and G: operands and
 cotangents of all sites; outside of a scan an operand is already a part of R, in a scan it is
 stacked once more (A'). H: products and gradients that are held for the sum, beyond what can be
 freed for them. W: the largest array that is formed for a norm and then freed. P: the parameters
-in float32.
+in float32. The tapped route forms the gradients of rare examples one by one, and adds them to the
+sum: XLA reserves memory for that loop, also for batches without such examples.
 
 XLA reuses what the model counts twice. Beside XLA's own account of its temporaries (CPU,
-float32, workloads of the benchmark) the estimate was 1.2 to 1.7 times as much on the tapped
+float32, workloads of the benchmark) the estimate was 1.1 to 2.0 times as much on the tapped
 route and 1.0 to 2.2 times on the vmap route. It is a guide, not a guarantee.
 """
 
@@ -36,6 +37,8 @@ from dpjax.types import ArrayTree, LossFn, Params
 _FLOAT32_BYTES = 4
 # Copies of the stacked gradients: measured 0.7 to 2.6.
 _VMAP_COPIES = 2.6
+# A gradient, its clipped terms, a new sum and what its roundings left out: measured 4.0.
+_RARE_COPIES = 4.0
 
 
 class Bytes(NamedTuple):
@@ -80,7 +83,8 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
   # The peak is in the backward pass, or in the sums that follow it.
   peak = max(kept + again + cotangents, operands + cotangents + held)
   work, loop_work = _work(planned)
-  return Bytes(peak + work + _nbytes(example), loop_work)
+  rare = _RARE_COPIES * _FLOAT32_BYTES * trees.size(params)
+  return Bytes(peak + work + _nbytes(example), loop_work + rare)
 
 
 def vmap_route(loss_fn: LossFn, params: Params, example: ArrayTree) -> Bytes:

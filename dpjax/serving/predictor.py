@@ -147,7 +147,8 @@ class Predictor:
       raise UserError(f"{at}: must be the folder of a finished run; there is none")
     config, train = _configs(path, at)
     _check_kind(train, at)
-    result = workdir.finished(path, config)
+    unread = ("pretrained",) if _holds_all_weights(train) else ()
+    result = workdir.finished(path, config, unread=unread)
     if result is None:
       raise UserError(
         f"{at}: is not finished: it has no {writers.RESULT}; run its command again"
@@ -346,6 +347,11 @@ def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
     raise UserError(f"{at}: was written by another version of dpjax: {reason}") from error
 
 
+def _holds_all_weights(config: TrainConfig) -> bool:
+  """Whether params.npz holds every weight, so the file of the first weights is not needed."""
+  return isinstance(config.trainable, (AllWeights, HeadFirst))
+
+
 def _check_kind(config: TrainConfig, at: str) -> None:
   if config.loss == embeddings.NAME or models.is_language(config.model.name):
     if config.loss == embeddings.NAME:
@@ -387,8 +393,7 @@ def _rebuilt(
   at: str,
 ) -> _Model:
   """Builds the model as the launcher does, and puts the run's parameters into it."""
-  if isinstance(config.trainable, (AllWeights, HeadFirst)):
-    # params.npz holds every weight, so the file of the first weights is not needed.
+  if _holds_all_weights(config):
     config = dataclasses.replace(config, pretrained=None)
   like = featured(
     config.model, inputs.zeros(), normalization.per_example(config), None, True

@@ -183,7 +183,7 @@ def test_a_finished_run_is_attacked_and_one_of_another_shape_is_refused(tmp_path
     **{"params/head/kernel": np.ones((3, 10)), "params/head/bias": np.ones(10)},
   )
   odd = fields.replace(config, "attack.target", str(tmp_path / "shape.npz"))
-  with pytest.raises(UserError, match=r"kernel is \(3, 10\) there, \(64, 10\) in"):
+  with pytest.raises(UserError, match=r"kernel has shape \(3, 10\) there, \(64, 10\) in"):
     _ran(odd, tmp_path / "odd")
 
 

@@ -10,6 +10,7 @@ from configs import quickstart
 from dpjax import auditing
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import loop
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -47,9 +48,14 @@ def test_a_sound_run_is_not_refuted_and_its_canaries_are_in_the_data(tmp_path):
   assert "part of the training data" in found["note"]
   built = build.assemble(config)
   assert len(built.train) == 1437 - 400 + found["num_included"]
-  without = {"audit.enabled": False, "audit.num_canaries": 1000}
-  assert built.plan == build.assemble(_config(**without)).plan
-  assert f"({len(built.train)} examples)" in result["privacy_statement"].replace("\n", " ")
+  # Neither the audit nor its number of canaries is part of the plan.
+  without = {"audit.enabled": False, "audit.num_canaries": AuditConfig().num_canaries}
+  for other in (without, {"audit.num_canaries": 1000}):
+    assert built.plan == build.assemble(_config(**other)).plan
+  # It names the declared number: the true one is a secret.
+  statement = result["privacy_statement"].replace("\n", " ")
+  assert "declared number of 1437 examples" in statement
+  assert str(len(built.train)) not in statement
 
 
 @pytest.mark.parametrize("score", ["loss", "gradient"])

@@ -28,38 +28,15 @@ from dpjax.experiments.kinds.secure.config import check as check_secure
 from dpjax.experiments.run import config_names, loop, run_keys, writers
 from dpjax.types import Example
 from dpjax.validate import UserError
+from tests.runs import striped_data
 from tests.runs.stops import sigterm, stop_after
 
 _MODEL = ModelConfig(name="mlp", options={"features": (12,)})
 
 
-def _images(name, classes, count=80):
-  """Stripes, whose direction and width are the class."""
-  rng = np.random.default_rng(classes)
-  y = np.arange(count) % classes
-  phase = 2 * np.pi * rng.random(count)
-  angle, at = np.pi * y / classes, np.mgrid[:8, :8].reshape(2, 1, 64)
-  waves = np.cos(
-    at[0] * np.cos(angle)[:, None] + at[1] * np.sin(angle)[:, None] + phase[:, None]
-  )
-  x = (waves.reshape(count, 8, 8, 1) + 0.1 * rng.normal(size=(count, 8, 8, 1))) / 2
-  made = data.from_arrays(
-    x.astype(np.float32), y, num_classes=classes, name=name, nominal_size=count
-  )
-  return made, made
-
-
-def synthetic():
-  return _images("synthetic", 4)
-
-
-def own():
-  return _images("own", 3)
-
-
 def _config(**changes):
   config = TrainConfig(
-    data=DataConfig(name=f"{__name__}:synthetic"),
+    data=DataConfig(name=striped_data.SYNTHETIC),
     model=_MODEL,
     loss="contrastive",
     augmentation="crop_color",
@@ -75,7 +52,7 @@ def _config(**changes):
 def _private(path, **changes):
   """A private run that begins from a params.npz."""
   config = TrainConfig(
-    data=DataConfig(name=f"{__name__}:own"),
+    data=DataConfig(name=striped_data.OWN),
     model=_MODEL,
     pretrained=str(path),
     privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
@@ -121,7 +98,7 @@ def test_a_private_run_begins_from_all_but_the_embedding(whole, tmp_path):
   np.testing.assert_array_equal(kernel, held["params/dense_0/kernel"])
   assert run.params["params"]["head"]["kernel"].shape == (12, 3)
   result = loop.train(_private(whole[0] / "params.npz"), tmp_path / "run")
-  assert result["pretrained_on"] == [f"{__name__}:synthetic"]
+  assert result["pretrained_on"] == [striped_data.SYNTHETIC]
   assert (
     result["epsilon"] > 0 and result["epsilon_kind"] == "claimed"
   )  # own data: not checked

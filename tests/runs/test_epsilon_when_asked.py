@@ -49,7 +49,7 @@ def _kind(name, **more):
 def counted(monkeypatch):
   """Counts: compositions so far; `at`: how many there were at the first step, at each row."""
   counts = {"now": 0, "first": None, "rows": []}
-  real = {name: getattr(_accountant, name) for name in ("_pld", "_rdp")}
+  real = {name: getattr(_accountant, name) for name in ("_pld", "rdp_of")}
 
   def counting(name):
     def call(*arguments):

@@ -153,7 +153,9 @@ def test_a_transformer_learns_text_and_refuses_images(tmp_path):
   with pytest.raises(UserError, match="needs text"):
     loop.train(config, tmp_path / "images")
   tokens = data.encode_text(["the cat sat", "a dog ran off"] * 40, max_length=12)
-  dataset = data.from_arrays(tokens, np.zeros(80, int), num_classes=1, vocab_size=256)
+  dataset = data.from_arrays(
+    tokens, np.zeros(80, int), num_classes=1, vocab_size=256, nominal_size=80
+  )
   result = loop.train(config, tmp_path / "text", data=(dataset, dataset))
   assert result["task"] == "language_modeling" and result["test_perplexity"] < 260
   assert result["epsilon_kind"] == "proved"

@@ -57,7 +57,8 @@ def _datasets(blocks=False):
   size = data.shakespeare.VOCAB_SIZE
   labels = np.zeros(len(x), np.int32)
   make = lambda split: data.Dataset(x, labels, "lines", size, split, size)
-  return make("train"), make("test")
+  # Private runs on a user's own data need a declared size.
+  return make("train").declared(len(x)), make("test")
 
 
 def test_adapters_alone_are_trained_released_and_counted(weights, tmp_path):

@@ -24,7 +24,9 @@ from dpjax.experiments.run import checkpoint, loop
 from dpjax.plan import Plan
 from dpjax.types import Batch
 from dpjax.validate import UserError
+from tests import own_folder
 
+fresh = own_folder.fresh
 _NOTEBOOKS = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
 
 
@@ -266,12 +268,18 @@ def test_users_may_take_turns_by_an_own_sampler_of_users():
 
 
 @pytest.mark.parametrize("done", [False, True, "alone"])  # without its checkpoints
-def test_a_run_does_not_go_on_with_edited_code(tmp_path, monkeypatch, done):
-  monkeypatch.syspath_prepend(tmp_path)
-  file, workdir = tmp_path / f"edited_{done}.py", tmp_path / "run"
+def test_a_run_does_not_go_on_with_edited_code(tmp_path, fresh, done):
+  folder, workdir = tmp_path / "code", tmp_path / "run"
+  folder.mkdir()
   code = "import optax\ndef opt(rate): return optax.sgd(rate)\n"
-  file.write_text(code)
-  config = _central(num_steps=2, checkpoint_every=1, optimizer__rule=f"{file.stem}:opt")
+
+  def enter(text):
+    # A process reads a source once, so an edit is seen by the next one.
+    (folder / "own_edited.py").write_text(text)
+    fresh(folder)
+
+  enter(code)
+  config = _central(num_steps=2, checkpoint_every=1, optimizer__rule="own_edited:opt")
 
   def kill(step):
     if step == 1 and not done:
@@ -281,17 +289,24 @@ def test_a_run_does_not_go_on_with_edited_code(tmp_path, monkeypatch, done):
     loop.run(build.build(config), workdir, on_save=kill)
   if done == "alone":
     shutil.rmtree(workdir / checkpoint.FOLDER)
-  file.write_text(code.replace("rate)\n", "rate * 2)\n"))
+  enter(code.replace("rate)\n", "rate * 2)\n"))
   with pytest.raises(
     UserError, match=r"optimizer\.rule=.*: its code is not that of the run"
   ):
     loop.train(config, workdir)
-  file.write_text(code)
+  enter(code)
   assert loop.train(config, workdir)["num_steps"] == 2
 
 
-@pytest.mark.parametrize("lost", ["checkpoints", "keys"])
-def test_a_release_draws_no_other_keys_for_rows_that_are_out(tmp_path, lost):
+_ANOTHER_MEMORY = "run.json: is not what the run wrote there"
+_NO_MEMORY = "did not remember its data"
+
+
+@pytest.mark.parametrize(
+  ("lost", "message"),
+  [("checkpoints", _NO_MEMORY), ("keys", _NO_MEMORY), ("null", _ANOTHER_MEMORY)],
+)
+def test_a_release_draws_no_other_keys_for_rows_that_are_out(tmp_path, lost, message):
   config = _with(quickstart.get_config(), num_steps=2, checkpoint_every=1, eval_every=1)
   config = dataclasses.replace(config, release=True)
 
@@ -301,9 +316,12 @@ def test_a_release_draws_no_other_keys_for_rows_that_are_out(tmp_path, lost):
 
   with contextlib.suppress(KeyboardInterrupt):
     loop.run(build.build(config), tmp_path / "run", on_save=kill)
+  folder = tmp_path / "run" / checkpoint.FOLDER
   if lost == "checkpoints":
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    shutil.rmtree(folder)
+  elif lost == "keys":
+    (folder / "run.json").unlink()
   else:
-    (tmp_path / "run" / "checkpoints" / "run.json").write_text("null")
-  with pytest.raises(UserError, match="did not remember its data"):
+    (folder / "run.json").write_text(lost)
+  with pytest.raises(UserError, match=message):
     loop.train(config, tmp_path / "run")

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from dpjax.secure.homomorphic import regression
 from dpjax.secure.homomorphic.ckks import Chain
 from dpjax.secure.homomorphic.regression import (
   DataOwner,
@@ -12,6 +11,7 @@ from dpjax.secure.homomorphic.regression import (
   RegressionServer,
   regress,
 )
+from dpjax.secure.homomorphic.regression_plan import MOST_ERROR
 from dpjax.validate import UserError
 
 _SMALL = Chain(levels=3, scale_bits=36, end_bits=50)  # degree 8192: a few seconds
@@ -120,7 +120,7 @@ def test_the_bound_on_the_largest_step_holds():
 def test_published_data_at_their_full_size(load):
   x, y = load(return_X_y=True)
   found = regress(x, y, x[:50], RegressionPlan(*x.shape))
-  assert found.error < regression.MOST_ERROR
+  assert found.error < MOST_ERROR
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from configs.fed import quickstart as fed_quickstart
 from configs.pate import quickstart as pate_quickstart
 from dpjax import data
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import loop, writers
 from dpjax.serving import Predictor
@@ -112,10 +113,14 @@ def test_a_run_from_given_weights_is_served(trainable, tmp_path):
     data.from_arrays(1.0 - part.x, part.y, num_classes=10, name="negatives")
     for part in (train.subset(slice(200, 400)), test)
   )
-  result = loop.train(config, tmp_path / "run", data=parts)
+  # A run takes its data as `load_data` returns them, centred. A service takes raw inputs.
+  centred = build.preprocessed(config, *parts)
+  result = loop.train(config, tmp_path / "run", data=centred)
   _check(tmp_path / "run", result, parts[1].x, parts[1].y)
   # Where a part is trained the others come from the file, which must be the very one.
-  weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+  with np.load(weights) as held:
+    others = {name: value + 1 for name, value in held.items()}
+  np.savez(weights, **others)
   if trainable in ("head",) or (
     isinstance(trainable, dict) and trainable["name"] == "lora"
   ):
@@ -123,6 +128,8 @@ def test_a_run_from_given_weights_is_served(trainable, tmp_path):
       Predictor.load(tmp_path / "run")
     assert "\n" not in str(raised.value)
   else:
+    Predictor.load(tmp_path / "run")
+    weights.unlink()
     Predictor.load(tmp_path / "run")
 
 

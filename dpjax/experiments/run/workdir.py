@@ -193,13 +193,19 @@ def write_result(
   return {**result, SEAL: seal}
 
 
-def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
+def finished(
+  workdir: pathlib.Path, config: Config, *, unread: Iterable[str] = ()
+) -> dict[str, Any] | None:
   """Returns the content of result.json of this config's run; None: there is none yet.
 
   Its `run_sha256` is a digest of config and result, also stored beside the checkpoints. So a result
   of another config, or an edited one, is refused. While the checkpoints exist, so is a result of
   other data or of another release. The digest is no signature: anyone can compute one for a forged
   result, and forge the other files, too.
+
+  Args:
+    unread: fields that name files of weights which the caller does not read. These files may be
+      gone or changed since.
 
   Raises:
     UserError: this is not the run's result, or a file beside it is missing or changed.
@@ -219,9 +225,15 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
     )
   # The result holds a record of the code, too, in case the checkpoints are gone.
   if "user_code" in result:
-    user_code = names.sources(fields.to_dict(config))
+    before = dict(result["user_code"])
+    config_fields = fields.to_dict(config)
+    for name in unread:
+      before.pop(name, None)
+      config_fields.pop(name, None)
+    user_code = names.sources(config_fields)
     code = run_keys.code_of(config)
-    run_keys.check_code(result, user_code, code, workdir=workdir, done=True)
+    meta = {**result, "user_code": before}
+    run_keys.check_code(meta, user_code, code, workdir=workdir, done=True)
   _check_files(workdir, result.get(FILES, {}))
   return result
 
