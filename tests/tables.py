@@ -646,6 +646,21 @@ def _rogue() -> list[Row]:
   ]
 
 
+def _fishing() -> list[Row]:
+  """Images that a server shows with its bins alone, and where it fishes for a class as well."""
+  rows = entries("attacks/fishing_cifar10/attacks.csv")
+  return [
+    [
+      defence,
+      *(
+        _exactly([one(rows, attack=attack, defence=defence)])
+        for attack in ("bins", "fishing and bins")
+      ),
+    ]
+    for defence in ("none", "clipping", "secure sum of 4", "epsilon 8")
+  ]
+
+
 def _exposure() -> list[Row]:
   """Mean bits of the canaries, by training and copies, and what its guarantee allows."""
   rows = entries("attacks/exposure/exposure.csv")
@@ -1231,6 +1246,9 @@ TABLES = [
   ),
   Table("docs/attacks.md", ["noise, in clip norms", "exact", "recognisable"], _inversion),
   Table("docs/attacks.md", ["defence", "images recovered exactly"], _rogue),
+  Table(
+    "docs/attacks.md", ["defence", "by bins alone", "by fishing for one class"], _fishing
+  ),
   Table(
     "docs/attacks.md",
     ["training", "perplexity", "never there", "1 copy", "4 copies", "16 copies"],

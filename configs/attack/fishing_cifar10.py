@@ -6,7 +6,7 @@ The model that the server sends silences all classes but one (Wen et al. 2022). 
 first layer then hold the few records of that class (Fowl et al. 2022), whatever the batch. Without
 fishing the bins hold all records, and more of them share one. Needs the prepared CIFAR-10.
 
-Its table is not published: the tests hold what both servers read, on small images
+Its table: `results/attacks/fishing_cifar10`. The tests hold what both servers read, on small images
 (`tests/attacks/test_rogue_server.py`).
 """
 

@@ -57,7 +57,7 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_users,
 )
-from dpjax.experiments.run import config_names, guarantee, saved
+from dpjax.experiments.run import config_names, guarantee
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
@@ -385,7 +385,7 @@ def assemble(
   augmented = config.augmentation != "none"
   if augmented:
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
-  known = saved.pretrained_on(config.pretrained, config.data.name, train)
+  known = starting_point.pretrained_on(config, train)
   behind = features_lib.trained_on(config.model.name, config.data.name)
   task, model, params = start(config, train, random)
   keyed = augmented or task.keyed
@@ -429,7 +429,7 @@ def assemble(
       return training.contrastive(
         apply, views, tx, view_key=example_key, ema_decay=config.ema_decay
       )
-    moved = training.of_part(loss_fn, tx, saved.in_head) if first else (loss_fn, tx)
+    moved = starting_point.of_head(loss_fn, tx) if first else (loss_fn, tx)
     return training.dp_sgd(
       moved[0],
       plan,
@@ -455,8 +455,7 @@ def assemble(
           note=guarantee.asked(attack_of(config.privacy), plan.delta),
           release=config.release,
         ),
-        saved.statement(config.pretrained, known),
-        saved.assumed(config.pretrained, known),
+        *starting_point.notes(config, known),
       ),
     ),
     pretrained_on=[*known, *(name for name in behind if name not in known)],

@@ -10,7 +10,7 @@ from dpjax import training, transforms
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit, starting_point
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import provenance, saved
+from dpjax.experiments.run import provenance
 from dpjax.plan import Plan
 from dpjax.types import ArrayLike
 
@@ -45,7 +45,11 @@ def observed(
 
 def pretrained(run: Run) -> dict[str, Any]:
   """Returns the data that the first parameters were trained on, by key of result.json."""
-  return {saved.PRETRAINED_ON: list(run.pretrained_on)} if run.pretrained_on else {}
+  if not run.pretrained_on:
+    return {}
+  from dpjax.experiments.run import saved  # most runs begin from random numbers
+
+  return {saved.PRETRAINED_ON: list(run.pretrained_on)}
 
 
 def planned(config: TrainConfig, run: Run) -> dict[str, Any]:

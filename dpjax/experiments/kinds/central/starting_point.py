@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import optax
 
-from dpjax import names, training, validate
+from dpjax import data, names, training, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
@@ -26,7 +27,6 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.experiments.kinds.central.tasks import Task
-from dpjax.experiments.run import saved
 from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
@@ -103,12 +103,50 @@ def _check_file(config: TrainConfig) -> None:
 
 def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
   """Returns the weights of the config's file; without a file, `params`."""
-  path = names.weights_file(config.pretrained or "")
+  if config.pretrained is None:
+    return params
+  path = names.weights_file(config.pretrained)
   if not path or path.endswith(".npz"):
+    from dpjax.experiments.run import saved
+
     return saved.begun(config.pretrained, params)
   from dpjax.experiments.kinds.central import published_weights
 
   return published_weights.loaded(config, path, model, params)
+
+
+def pretrained_on(config: TrainConfig, train: data.Dataset) -> list[str]:
+  """Returns the data sets that the first parameters depend on, as `saved.pretrained_on`."""
+  if config.pretrained is None:
+    return []
+  # Most runs begin from random numbers, and need none of that file.
+  from dpjax.experiments.run import saved
+
+  return saved.pretrained_on(config.pretrained, config.data.name, train)
+
+
+def notes(config: TrainConfig, known: list[str]) -> tuple[str, str]:
+  """Returns the text before a run's statement, and the assumption of its guarantee; "" for none.
+
+  Args:
+    config: config of the run.
+    known: result of `pretrained_on`.
+  """
+  if config.pretrained is None:
+    return "", ""
+  from dpjax.experiments.run import saved
+
+  path = config.pretrained
+  return saved.statement(path, known), saved.assumed(path, known)
+
+
+def of_head(
+  loss_fn: LossFn, tx: optax.GradientTransformation
+) -> tuple[LossFn, optax.GradientTransformation]:
+  """Returns a loss and an optimizer that move the last layer alone, as `training.of_part`."""
+  from dpjax.experiments.run import saved
+
+  return training.of_part(loss_fn, tx, saved.in_head)
 
 
 def trained(
@@ -146,6 +184,8 @@ def _without_adapters(
     _check_head(config, params)
   if not isinstance(config.trainable, Head):
     return Trained(params, task.loss, model.apply, lambda whole: whole)
+  from dpjax.experiments.run import saved
+
   # The other layers are constants of the loss, so they have no gradient to clip.
   layers = params["params"]
   whole = lambda head: {**params, "params": {**layers, **head["params"]}}
@@ -154,6 +194,8 @@ def _without_adapters(
 
 
 def _check_head(config: TrainConfig, params: Params) -> None:
+  from dpjax.experiments.run import saved
+
   layers = params.get("params", {})
   name = fields.name_of(config, "trainable")
   if saved.HEAD not in layers:
