@@ -139,7 +139,7 @@ def test_a_whitened_run_pays_for_five_sums_and_goes_on_with_the_same(
 
 @pytest.mark.long
 def test_the_checks_of_whitening_hold_and_refute(loaded, monkeypatch):
-  # The checks take 8 examples, 1,600 times. Padded to a usual chunk they took six minutes.
+  # The checks take 8 examples, 800 times. Padded to a usual chunk they took six minutes.
   monkeypatch.setattr(noisy_means, "_CHUNK", 8)
   run = build.assemble(_config(privacy__normalization=_WHITENED), loaded)
   assert _passes(before_steps.influence, run, mechanisms.Whitening)
