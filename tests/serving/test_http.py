@@ -197,6 +197,8 @@ def test_an_address_of_another_machine_is_one_line(served):
 
 
 def test_state_is_shown_to_people_and_to_prometheus(served):
+  x = data.load("digits")[1].x[:1]
+  assert served.send("/predict", {"rows": x.tolist(), "key": "user-1"})[0] == 200
   status, body = served.send("/health", None, "GET")
   health = json.loads(body)
   assert status == 200 and health["run"] == "run0" and health["row_exact"] is True
