@@ -1,0 +1,26 @@
+"""Commands: `python -m launch.NAME`."""
+
+import sys
+
+# Below this limit of addresses JAX's native code crashes as it starts its threads.
+_LEAST_BYTES = 2_500_000_000
+
+
+def _check_memory() -> None:
+  """Ends the process in one line under a limit of memory (`ulimit -v`) that JAX does not survive."""
+  try:
+    import resource
+  except ImportError:  # there are no such limits on Windows
+    return
+  limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+  if limit != resource.RLIM_INFINITY and limit < _LEAST_BYTES:
+    print(
+      f"error: ulimit -v: {limit / 1e9:.3g} GB of memory are allowed; JAX needs "
+      f"{_LEAST_BYTES / 1e9:g} GB to start",
+      file=sys.stderr,
+    )
+    sys.exit(1)
+
+
+# Before any launcher imports JAX.
+_check_memory()
