@@ -7,7 +7,7 @@ _LEAST_BYTES = 2_500_000_000
 
 
 def _check_memory() -> None:
-  """Ends the process in one line under a limit of memory (`ulimit -v`) that JAX does not survive."""
+  """Ends the process in one line where JAX would not survive the limit of memory (`ulimit -v`)."""
   try:
     import resource
   except ImportError:  # there are no such limits on Windows
