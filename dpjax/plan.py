@@ -26,11 +26,11 @@ from dpjax.sampling import indexed
 from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
-# Most steps that the state of a transform can count.
+# Largest number of steps that the state of a transform can count.
 _MOST_STEPS = 2**31 - 1
 # For more steps, calibrating the noise takes a quarter of a minute or more.
 _MANY_STEPS = 2 * 10**6
-# Most examples that NumPy can number.
+# Largest number of examples that NumPy can number.
 _MOST_EXAMPLES = 2**63 - 1
 # `batches` warns if the divisor and the expected batch size differ by more than this factor.
 _FAR_OFF = 4.0

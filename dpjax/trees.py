@@ -16,9 +16,10 @@ from dpjax.branches import rarely_taken
 from dpjax.types import ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
-# Most terms of a clipped sum that are added one after the other. A sum of N equal terms is rounded
-# by up to N eps / 2 of a term at each addition. One more example can change the rounding of all
-# others, and so move the sum further: by .016 terms for 1,024 rows, and by 64 for 65,536.
+# Largest number of terms of a clipped sum that are added one after the other. A sum of N equal
+# terms is rounded by up to N eps / 2 of a term at each addition. One more example can change the
+# rounding of all others, and so move the sum further: by .016 terms for 1,024 rows, and by 64 for
+# 65,536.
 ADDED_AT_ONCE = 1024
 
 

@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
-# Most characters of one word in a message, and of the whole message. With the "error: " that a
-# launcher puts in front, a message has about 300.
+# Largest number of characters of one word in a message, and of the whole message. With the
+# "error: " that a launcher puts in front, a message has about 300.
 _LONGEST_WORD = 160
 _LONGEST = 292
-# Most characters shown of another library's error.
+# Largest number of characters shown of another library's error.
 _LONGEST_REASON = 160
-# Most characters of a list of choices in an error.
+# Largest number of characters of a list of choices in an error.
 _MOST_LETTERS = 180
 _WORD = re.compile(rf"[^\s=]{{{_LONGEST_WORD + 1},}}|={{{_LONGEST_WORD + 1},}}")
 

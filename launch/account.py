@@ -57,7 +57,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --mu=0.5 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --bayes_risk=0.4 --prior=0.5 --sampling_prob=0.01 --num_steps=4000
 
-  # beside the proofs the central limit, which may be too small
+  # epsilon by the central limit, which may be too small, beside the proved ones
   python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
 
   # what finished runs on the same data cost together, less than the sum of their epsilons; a folder

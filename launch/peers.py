@@ -29,7 +29,7 @@ flags.disclaim_key_flags()
 
 _NAMES = ("coordinator", "num_processes", "process_id")
 _THEN = "the same command on all machines goes on from there"
-# Seconds for the others to meet the same error by themselves.
+# Seconds to wait before this process ends, so that the others first report the error themselves.
 _MOMENT = 0.5
 
 

@@ -61,7 +61,7 @@ _INTERVAL = 4e-4
 # If losses need a wider grid than this, epsilon is reported as infinite: no finite one
 # would be useful.
 _WIDEST = 100.0
-# Most points of one step's grid, and of the composed grid: a bound on memory.
+# Largest number of points of one step's grid, and of the composed grid: a bound on memory.
 _MAX_POINTS = (2e5, 4e6)
 # Factor by which `coarse_grid` widens the grid: a power of two, like the ratio of any two grids.
 _COARSER = 8.0
@@ -99,8 +99,8 @@ def epsilon(
     least = 2 * _pld_rounding(steps)
     both = epsilon_of_both(functools.partial(epsilon_by, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
-    # Both bounds are proved, so the smaller one holds. With little noise the second is
-    # smaller: it claims no amplification by sampling.
+    # Both bounds are proved, so the smaller one holds. The second claims no amplification by
+    # sampling. With little noise it is still smaller, since the first is a sum of two epsilons.
     return min(both, epsilon(unamplified(steps), delta=delta, **relation))
   return epsilon_by(steps, delta)
 

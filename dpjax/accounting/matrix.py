@@ -45,7 +45,7 @@ from dpjax.validate import UserError, Verbatim
 
 # Largest number of steps for a dense matrix, where no structure helps.
 _DENSE = 4096
-# Most entries of one array: 2 GiB of float64, and a few such arrays are held at once.
+# Largest number of entries of one array: 2 GiB of float64, and a few such arrays are held at once.
 _MOST_ENTRIES = 2**28
 # Negative entries of C count as zero down to minus this, and a Toeplitz column may rise by as much:
 # it is rounding.

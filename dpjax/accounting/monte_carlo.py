@@ -262,7 +262,7 @@ def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.n
 
 def _mean_delta(losses: np.ndarray, epsilon: float) -> float:
   """Returns the mean of max(0, 1 - exp(epsilon - loss)) over sorted losses."""
-  # The losses are sorted, so only those above epsilon are read.
+  # Losses up to epsilon add 0 to the mean.
   above = losses[np.searchsorted(losses, epsilon) :]
   return float(-np.expm1(epsilon - above).sum() / len(losses))
 

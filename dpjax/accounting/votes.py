@@ -29,7 +29,7 @@ from dpjax.validate import UserError
 
 # Points at which the conditions of algorithm 3 are checked.
 _CHECKED = 2_000
-# Below e^-700 a probability is no float64.
+# Log probabilities are cut off here, above the smallest normal float64, e^-708.
 _LEAST_LOG = -700.0
 
 

@@ -241,7 +241,7 @@ class LittleIsEnough(CollusionSettings):
   z: float | None = None
 
   def method(self) -> Poisoning:
-    """Returns the attackers' method."""
+    """Returns the attack `alie` with this z."""
     return alie(self.z)
 
 

@@ -35,7 +35,7 @@ _SUFFIXES = (".png", ".jpg", ".jpeg")
 _KEYS = (
   "classes", "height", "width", "channels", "resize", "split", "num_examples",
 )  # fmt: skip
-# Most pixels of an image before it is resized: more would be a malicious file.
+# Largest number of pixels of an image before it is resized: more would be a malicious file.
 _MOST_PIXELS = 2**27
 # Modes of Pillow that become grey or colours without a change of range. 16-bit images are
 # refused.
@@ -212,7 +212,7 @@ def _part(
 
 def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
   """Decodes one file to uint8 pixels [height, width, channels]."""
-  # Imported here: it is slow.
+  # Imported here: Pillow is optional, and slow to import.
   with optional.needed():
     from PIL import Image
 

@@ -35,7 +35,9 @@ def by_client(
   sizes: Sequence[int] | np.ndarray | None = None,
   max_examples: int | None = None,
 ) -> Federation:
-  """Groups rows into one client for each id, ordered by id. Rows keep their order.
+  """Groups rows into one client for each id, ordered by id as text: 10 before 2.
+
+  Rows of a client keep their order.
 
   Args:
     client_ids: [n] text, UTF-8 bytes or integers: the owner of each example. b"7", "7" and 7

@@ -18,7 +18,7 @@ from dpjax.data.rows import File, stay_in_files
 from dpjax.validate import UserError, Verbatim, about, first_line, listed, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-# Most characters of an error that lists the names in a file.
+# Largest number of characters of an error that lists the names in a file.
 _MOST_NAMES = 80
 _NO_HEADER = (
   MemoryError,  # it promises more than there is

@@ -22,12 +22,13 @@ from dpjax.validate import UserError
 CSV_SUFFIXES = (".csv", ".tsv")
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (*CSV_SUFFIXES, PARQUET_SUFFIX)
-# Most characters of one row. A file without line ends would be read whole into memory.
+# Largest number of characters of one row. A file without line ends would be read whole into memory.
 _MOST_OF_ROW = 2**24
 _ROWS = 2**14
 # Types of cells in memory. Others could run code of their own, or have no text.
 _PLAIN = (str, numbers.Real, np.bool_, decimal.Decimal)
-# Most bits of an integer. No float64 is larger, and Python turns no very long integer into text.
+# Largest number of bits of an integer. No float64 is larger, and Python turns no very long integer
+# into text.
 _MOST_BITS = 1024
 # (names of all columns) -> names of those to read; it may raise UserError.
 Wanted = Callable[[Sequence[str]], Sequence[str]]

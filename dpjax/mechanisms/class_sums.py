@@ -28,7 +28,7 @@ from dpjax.types import ArrayLike
 from dpjax.validate import UserError
 
 _MOST_CLASSES = 2**20
-# Most entries of a release: 1 GB in float64.
+# Largest number of entries of a release: 1 GB in float64.
 _MOST_ENTRIES = 2**27
 
 

@@ -64,7 +64,7 @@ from dpjax.noise import source
 from dpjax.types import ArrayLike
 from dpjax.validate import UserError
 
-# Most features of an example: x x^T then has 2^26 entries.
+# Largest number of features of an example: x x^T then has 2^26 entries.
 MAX_FEATURES = 2**13
 MAX_TARGETS = 2**13
 # Rows are integers in units of 2^-19 of their norm. A product of two of them is a multiple of
@@ -72,7 +72,7 @@ MAX_TARGETS = 2**13
 BITS = 19
 # A chunk of 2^14 rows sums to at most 2^52 units: float64 holds every partial sum, in any order.
 _CHUNK = 2**14
-# Most entries of a chunk: 64 MB in float64.
+# Largest number of entries of a chunk: 64 MB in float64.
 _CHUNK_ENTRIES = 2**23
 # Rows are scaled this far inside their bound: more than float64 loses in a norm.
 _INSIDE = 1 - 1e-9
@@ -313,7 +313,7 @@ def joint_sensitivity(
   return math.sqrt(2 * square + 2 + 1 / (2 * square))
 
 
-# Most classes: each is a column of numbers.
+# Largest number of classes: each is a column of numbers.
 _MOST_CLASSES = 2**20
 
 
@@ -350,9 +350,10 @@ def centred_norm(num_classes: int) -> float:
 def exact_sums(
   mechanism: LeastSquares, x: ArrayLike | Rows, y: ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (x^T x [d, d], x^T y [d, k]) of the clipped rows, in units of their norms.
+  """Returns (x^T x [d, d], x^T y [d, k]) of the clipped rows, in units of the clip norms.
 
-  They are exact, in int64 multiples of 2^-38. NOT private. If `moment_weight` is 0, x^T x is empty.
+  The rows are rounded to multiples of 2^-19. Sums of their products are exact, in int64 multiples
+  of 2^-38. NOT private. If `moment_weight` is 0, x^T x is empty.
 
   Raises:
     UserError: no numbers, wrong shapes, too many rows, features or targets.

@@ -38,7 +38,7 @@ from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 MAX_DIRECTIONS = 1024
-# Most channels, and most positions, of an example.
+# Largest number of channels, and of positions, of an example.
 MAX_SIDE = 1024
 _TINY = 1 / HUGE
 # Edges of the bins from which a private clip norm is chosen, each 4 % above the one before.

@@ -169,8 +169,8 @@ class ConvNet(nn.Module):
 class CifarCnn(ConvNet):
   """The CIFAR-10 network of Papernot et al. (2021, table 2): images -> logits.
 
-  Twice conv 32, pool, twice conv 64, pool, twice conv 128, pool (3x3 SAME), dense 128,
-  dense: 550,570 parameters on 32x32x3 with 10 classes.
+  Two conv 32 and pool; two conv 64 and pool; two conv 128 and pool (3x3 SAME); dense 128;
+  dense. 550,570 parameters on 32x32x3 with 10 classes.
   """
 
   filters: Sequence[int] = (32, 32, 64, 64, 128, 128)

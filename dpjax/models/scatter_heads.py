@@ -50,7 +50,7 @@ def group_standardize(
   return (centred * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
 
 
-# Compiled once for each number of groups, since a server standardises many small blocks.
+# Cached, since a server standardises many small blocks: a new jitted function would compile anew.
 @functools.cache
 def _standardizer(num_groups: int) -> Callable[[np.ndarray], jax.Array]:
   # Each example alone: in a program for all at once, rounding would depend on their number.

@@ -391,7 +391,7 @@ def scale_for(
   validate.positive(l2_clip_norm=l2_clip_norm, num_stds=num_stds, spread=spread)
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.integer_at_least(1, num_clients=num_clients, bits=bits)
-  # Rounding of every client may add 1.
+  # Each client's rounding may add up to 1 to a coordinate of the sum.
   margin = 2.0 ** (bits - 1) - num_clients
   if margin <= 0:
     raise UserError(

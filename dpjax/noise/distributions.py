@@ -61,12 +61,15 @@ def _fraction(words: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
 
 
 def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> Array:
-  """Returns E = -log(u) > 0, which falls as u rises. From u = near_one / 2^32 on it is computed
-  from 1 - u, so that an E near 0 has full relative precision.
+  """Returns E = -log(u) > 0 for the number u in (0, 1) whose bits are `words`.
+
+  E falls as u rises. From u = near_one / 2^32 on it is computed from 1 - u, so that an E near 0 has
+  full relative precision.
 
   Args:
     words: `WORDS` arrays of uint32, the most significant first.
     dtype: float32 or float64.
+    near_one: smallest value of the first word for which 1 - u is used.
 
   >>> nothing = (jnp.uint32(0),) * WORDS
   >>> round(float(exponential(nothing, jnp.float32)), 1)

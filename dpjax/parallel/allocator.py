@@ -11,9 +11,9 @@ _TOP_PAD = -2
 _MMAP_THRESHOLD = -3
 _ARENA_MAX = -8
 _SETTINGS = {
-  # Bytes, the largest allowed value; larger blocks are still returned. It is set first,
-  # since glibc before 2.35 refuses it. Without it, all others would only replace glibc's
-  # own adaptation.
+  # Blocks of up to this many bytes are kept; mallopt takes no larger value. It is set first, since
+  # glibc before 2.35 refuses it, and then the others are left alone. Without it they would
+  # switch off glibc's own adjustment of this threshold.
   _MMAP_THRESHOLD: 2**31 - 1,
   # Other arenas hold no block above 64 MiB, and would ask the system for each.
   _ARENA_MAX: 1,

@@ -33,7 +33,9 @@ class Collective(NamedTuple):
 
 
 def collectives(hlo: str) -> list[Collective]:
-  """Lists the exchanges in `jax.jit(f).lower(...).compile().as_text()`, those in a loop once.
+  """Lists the collective operations in `jax.jit(f).lower(...).compile().as_text()`.
+
+  One inside a loop is listed once.
 
   >>> hlo = "%r = (f32[2,3]{1,0}, f32[]) all-reduce(%a, %b), replica_groups=[1,8]<=[8]"
   >>> collectives(hlo)[0].arrays, collectives(hlo)[0].group, collectives(hlo)[0].num_bytes

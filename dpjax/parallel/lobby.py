@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 
 from dpjax.validate import UserError, Verbatim
 
-# Most bytes of one message.
+# Largest number of bytes of one message.
 _MOST = 4096
-# Most connections without identification; twice the number of processes if that is more.
+# Largest number of connections without identification; twice the number of processes if that is
+# more.
 _CROWD = 64
 # Seconds for one message of a connected peer.
 _PATIENCE = 5.0

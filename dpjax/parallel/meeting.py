@@ -29,7 +29,7 @@ from dpjax.parallel import lobby
 from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError, Verbatim
 
-# Most bytes of one message.
+# Largest number of bytes of one message.
 _MOST = 4096
 _FAREWELL = b"bye"
 _ALIVE = b"alive"

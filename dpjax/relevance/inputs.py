@@ -52,7 +52,7 @@ class Nets(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inputs:
-  """All inputs that a method may use."""
+  """Data, networks, keys and settings of one relevance run, for the methods to read."""
 
   epsilon: float
   train: Any  # a dpjax.data.Dataset, pixels in [0, 1]

@@ -68,7 +68,7 @@ class Sampler(abc.ABC):
   """Base class of samplers. Methods that are not abstract claim no privacy by default.
 
   Subclasses are frozen dataclasses whose fields are public. A subclass that states an event needs
-  a proof: its own `proof`, or the name in `scheme` of a row of `accounting.PROVED`.
+  a proof: its own `proof`, or a `scheme` that is the name of a row of `accounting.PROVED`.
 
   Attributes:
     name: name in configs; "" for a user's own sampler.

@@ -177,7 +177,7 @@ Summing = Callable[[Run, Context, Cohort, Drops], Mapped]
 
 
 class Way(NamedTuple):
-  """A way to sum, given the inner execution."""
+  """Parts of a summed round: `bind` builds the clients' run, `sum` carries it out and sums."""
 
   bind: Callable[[MapClients, Any, Any], Run]  # (inner, client, partial)
   sum: Summing

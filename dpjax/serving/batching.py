@@ -124,7 +124,7 @@ class Batcher:
     try:
       logits = await loop.run_in_executor(self._thread, model.logits, x)
     except asyncio.CancelledError:
-      # The service stops, and its deadline has passed.
+      # `close` cancels this task when its time for open requests is over.
       _refuse(batch, Closed())
       raise
     # Whatever a model raises is the answer to its requests, and not the end of the service.

@@ -132,7 +132,7 @@ def _of_training(
     if line["run"] == digest_of(run):
       ledger = ledger.spend("reference", epsilon=line["epsilon"])
   for line in reversed(journal.of_kind("reference")):
-    # Kept: the same counts drawn twice would cost twice.
+    # Earlier noisy counts are used again: noise drawn a second time would cost epsilon again.
     same = line["run"] == digest_of(run) and line["source"] == "noised"
     if same and drift.fits(line["counts"], bins):
       return Reference(line["counts"], "noised", line["scale"], ledger.spent[0])

@@ -29,8 +29,8 @@ from dpjax.serving.service_settings import ServiceSettings
 STREAM_RELATION = "replace_one"
 # Bins of one label from feedback: which model answered, and whether it was right.
 FEEDBACK = Bins("feedback", num_classes=4)
-# An accuracy raises the alarm this many standard deviations below the lowest accepted one. Chance
-# alone takes it there in at most about 2 % of windows.
+# A window raises the alarm if its accuracy is this many standard deviations below the lowest
+# accepted one. With many labels, and a model as accurate as in its test, that is rarer than 2.3 %.
 _DEVIATIONS = 2.0
 
 

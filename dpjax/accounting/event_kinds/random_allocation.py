@@ -22,7 +22,7 @@ from dpjax.accounting.event_kinds.kind import (
 from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
 from dpjax.validate import UserError
 
-# Most steps of a pass: integers up to here are exact in float64.
+# Largest number of steps of a pass: integers up to here are exact in float64.
 _MOST_STEPS = 10**15
 
 

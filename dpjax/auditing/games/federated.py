@@ -434,7 +434,7 @@ _CLOSER: dict[str, Games] = {
       params=np.zeros(_MANY, np.float32),
     ),
   ),
-  # Its server releases statistics of its own.
+  # With momentum, so that the server's optimizer has statistics: the server releases them, too.
   "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
   "hyp_cluster": _all(
     _described("hyp_cluster", _ALONE | _WORLDS | _NEAR, **_CLUSTERS),

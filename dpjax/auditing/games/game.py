@@ -43,7 +43,7 @@ _MET = 5
 # Draws on each input that `repeats` learns from. With many more, outputs on a grid coincide
 # by chance, and that noise hides the signal.
 _LEARNT = 4_000
-# Most columns that are compared in pairs.
+# Largest number of columns that are compared in pairs.
 _PAIRED = 8
 # Margin by which a ceiling must exceed a claim that draws can refute.
 _CLEARLY = 0.5

@@ -320,7 +320,8 @@ class BrokenPlan(Plan):
     return _in_steps(_quieter(self, self.plant)._transform(key), self.plant)
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> Any:
-    """Clips as widely as the transform does, and counts records equally often."""
+    """Returns the clipped gradient as in the broken transform: with its clip norm, and with
+    each record counted `plant.copies` times."""
     clipped = _quieter(self, self.plant).clipped_grad(loss_fn, **options)
     twice = lambda leaf: jnp.concatenate([leaf] * self.plant.copies)
     return lambda params, examples, mask: clipped(

@@ -42,7 +42,7 @@ _SEEDS = 64
 _SPREAD_SEEDS = 300  # number of large random seeds whose keys are compared
 # A multiple of all numbers up to 16: adding it keeps keys that are derived from a remainder.
 _COMMON_MULTIPLE = 720_720
-# Most steps of a run whose charges are added up one by one.
+# Largest number of steps of a run whose cost is also composed step by step.
 _LEDGER_STEPS = 200
 # Number of records whose digests are compared.
 _RECORDS = 500

@@ -641,8 +641,8 @@ def _sum_leakage(subject: Subject) -> float:
 
 
 def cross_example(subject: Subject) -> Row:
-  """Tests that no example reaches another's outputs in the model, or its gradient in the
-  sum."""
+  """Tests that no example changes another one's outputs in the model, or another one's gradient in
+  the sum."""
   summed = _sum_leakage(subject)
   # The loss takes one example, so only the sum could mix.
   if subject.apply is None:

@@ -37,9 +37,9 @@ CSV = "table.csv"
 PILOT = 600
 # Fewest draws of one game, however short the time.
 LEAST = 10_000
-# Most draws of one game that are worth spending to make a claim refutable.
+# Largest number of draws of one game that are worth spending to make a claim refutable.
 AFFORDED = 25_000
-# Most draws of one game.
+# Largest number of draws of one game.
 MOST = 200_000
 _YEAR = 366 * 24 * 60  # minutes
 # Share of the time for counted draws.

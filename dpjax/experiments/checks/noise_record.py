@@ -23,19 +23,20 @@ from dpjax.types import Array, ArrayTree, ClippedSum, Params
 
 # Noise values nearer to 0 than this, in standard deviations, are counted for each coordinate.
 NEAR = 0.05
-# Most coordinates recorded in one step, over all leaves.
+# Largest number of coordinates recorded in one step, over all leaves.
 COORDINATES = 512
 # Fewest noise values that are recorded whole.
 _VALUES = 300_000
-# Most steps that a shorter plan is run for in all, so that small models give enough values.
+# Largest number of steps that a shorter plan is run for in all, so that small models give enough
+# values.
 _LONGEST = 4000
 # Values to draw before steps are skipped: about ten seconds.
 _WORK = 600_000_000
-# Most numbers in the state of a transform without a memory of noise.
+# Largest size of the state of a transform without a memory of noise, in numbers.
 _SMALL = 4096
 # Up to this number, all steps are compared with each other. In longer plans some are skipped.
 _LONG = 20_000
-# Most values of one leaf at one step that are compared with others.
+# Largest number of values of one leaf at one step that are compared with others.
 _WHOLE = 50_000
 # Values whose tails are counted: enough to see a cut at 4.5 standard deviations.
 _TAIL = 10_000_000

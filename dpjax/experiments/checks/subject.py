@@ -43,9 +43,10 @@ def not_applicable(name: str, why: str) -> Row:
 
 
 class Subject(NamedTuple):
-  """The parts of a run, each as a function, so that a check tests the code that runs.
+  """The parts of a run. What it computes is kept as its own functions, so a check tests that code.
 
-  Parts that a loss without a config lacks are None; their checks do not apply.
+  A user's loss can be checked without a config. Then some parts are None, and their checks do not
+  apply.
   """
 
   config: TrainConfig | None

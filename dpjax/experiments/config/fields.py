@@ -35,7 +35,7 @@ from dpjax.validate import UserError, Verbatim, did_you_mean
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
           list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
-# Most characters of a list of fields in an error.
+# Largest number of characters of a list of fields in an error.
 _LISTED = 200
 # JAX and NumPy accept no larger integers.
 _INT_BITS = 64

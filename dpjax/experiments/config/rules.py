@@ -26,9 +26,9 @@ from dpjax.validate import UserError
 
 # Limits on sizes of loops and arrays, so that a typing error starts no endless run.
 MOST_STEPS = 10**8  # of a run; rounds, epochs
-# Most steps with individual noise: correlated noise, or noise levels.
+# Largest number of steps whose noise differs by step: correlated noise, or noise levels.
 MOST_SHAPED = 10**6
-# Most epochs of a client in a round, or of a net without noise.
+# Largest number of epochs of a client in a round, or of a net without noise.
 MOST_EPOCHS = 10**4
 MOST_CLIENTS = 10**7
 MOST_THREADS = 1024
@@ -36,7 +36,7 @@ MOST_VIEWS = 1024  # of one example
 MOST_RUNS = 10**5  # of one sweep, or one experiment
 MOST_DRAWS = 10**7  # attacks of an audit
 MOST_TOKENS = 10**6  # of an example
-# Most steps until each example was drawn once on average: 1 / sampling_prob.
+# Largest number of steps until each example was drawn once on average: 1 / sampling_prob.
 MOST_PASSES = 10**9
 
 

@@ -66,7 +66,7 @@ def within(section: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def renamed(config: Any, **field_of: str) -> Iterator[None]:
-  """Makes errors about an argument name the config's field, where the names differ.
+  """Puts the name of the config's field into errors about an argument with another name.
 
   >>> with renamed(TrainConfig(memory_budget_gb=1e-6), memory_budget="memory_budget_gb"):
   ...   raise UserError("must be >= 2900 bytes", field="memory_budget", value=1000)

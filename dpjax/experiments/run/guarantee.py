@@ -375,8 +375,8 @@ def asked(attack: accounting.AttackBound | None, delta: float) -> str:
 
 
 def released(plan: Plan) -> str:
-  """Returns the additions of release mode to the privacy statement, and what it does not
-  cover."""
+  """Returns the paragraph of the privacy statement about release mode, with what the guarantee does
+  not cover."""
   # The grid must be fine relative to the least noise of any step.
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
   step = noise.source.grid_step(least * plan.l2_bound)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Scores = dict[str, float]
 Result = dict[str, Any]
-# Key of result.json of a run that has a report: what its steps are called.
+# Key in result.json for the name of the run's steps, which its report shows.
 STEPS_ARE = "steps_are"
 _DIGEST_BYTES = 32
 # Keys of result.json that a job of one phase must know before its first step.

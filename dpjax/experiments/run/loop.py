@@ -330,7 +330,8 @@ def signals() -> Iterator[list[int]]:
     for signum, handler in previous.items():
       signal.signal(signum, handler)
   for signum in received[:1]:
-    # Python's own handler stays silent: nothing is left to stop, and the result is complete.
+    # The default handlers of Python and of the system are not called: nothing is left to stop,
+    # and the result is complete.
     if previous[signum] not in (signal.SIG_DFL, signal.default_int_handler):
       signal.raise_signal(signum)
 

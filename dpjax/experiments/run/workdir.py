@@ -86,7 +86,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 
 
 def claim(workdir: pathlib.Path, config: Config) -> None:
-  """Makes the directory this run's own, or raises as `known` does."""
+  """Stores the config in the directory, which then belongs to this run; raises as `known` does."""
   known(workdir, config)
   if not (workdir / CONFIG).exists():
     writers.write_json(workdir / CONFIG, fields.to_dict(config))
@@ -199,9 +199,9 @@ def finished(
   """Returns the content of result.json of this config's run; None: there is none yet.
 
   Its `run_sha256` is a digest of config and result, also stored beside the checkpoints. So a result
-  of another config, or an edited one, is refused. While the checkpoints exist, so is a result of
-  other data or of another release. The digest is no signature: anyone can compute one for a forged
-  result, and forge the other files, too.
+  of another config, or an edited one, is refused. While the checkpoints exist, a result of other
+  data or of another release is refused, too. The digest is no signature: anyone can compute one for
+  a forged result, and forge the other files, too.
 
   Args:
     unread: fields that name files of weights which the caller does not read. These files may be

@@ -158,7 +158,7 @@ def _curves(
     # Many panels name a relation only where it is not the first one, which the note names.
     is_named = len(relations) > 1 and not (many and mine in ("", relations[0]))
     _dress(axes, panel, axis, look, name=many, relation=mine if is_named else "")
-    # Names of axes that panels share stand once.
+    # Panels share their axes: only the lowest row names x, and only the first column names y.
     below = index + wide >= len(panels)
     axes.tick_params(labelbottom=below)
     axes.set_ylabel(axes.get_ylabel() if index % wide == 0 else "")

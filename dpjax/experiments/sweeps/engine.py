@@ -129,7 +129,9 @@ def expand(
   where: str,
   unread: Callable[[Any], Unused] | None = None,
 ) -> list[Point]:
-  """Returns each variant of a config at each combination of its axes, the last one innermost.
+  """Returns the runs: each variant of a config at each combination of its axes.
+
+  The last axis varies fastest.
 
   Every run is checked here, before the first one begins, so that an impossible value of the last
   run is not found after hours.
@@ -139,7 +141,8 @@ def expand(
     axes_of: (variant's config) -> its axes, whose values are written over its own.
     point: (variant's name, config of the run, the axes' values) -> the run.
     check: (config of a run) -> None; refuses whatever can be judged without data.
-    name, where: names of the whole and of the variants, for errors.
+    name: config field that errors about the runs name.
+    where: config field that errors about a variant name.
     unread: (config) -> the fields that its run does not read. Fields of the base that only other
       runs read are then dropped (`resettled`). None: all of the base stays.
 

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
   from dpjax.gradients.ghost.jaxpr_sites import Site
 
 NAME = "chosen_product"
-# Most pairs of rows for each number of a matrix. All pairs are multiplied: more would cost more
-# than the matrices.
+# Largest number of pairs of rows for each number of a matrix. All pairs are multiplied: more would
+# cost more than the matrices.
 _MOST_PAIRS = 4
-# Most equations of a called function, such as `jnp.take`, that is searched for a choice.
+# Largest number of equations of a called function, such as `jnp.take`, that is searched for a
+# choice.
 _MOST_INLINE = 16
 _CHOICES = ("gather", "dynamic_slice")
 # Equations that may only move, add or drop axes of the chosen entries.

@@ -114,7 +114,7 @@ _HOLD_CONVOLUTION = 1.5
 _IN_CACHE = 2**18
 # Largest ratio of a stacked gradient to the matrices that an example gathers.
 _STACK_UP_TO = 3.0
-# Most elements of a gradient per example that the general rule holds.
+# Largest number of elements of a gradient per example that the general rule holds.
 _HOLD_AT_MOST = 2**20
 
 

@@ -69,8 +69,8 @@ def of_sums(dtype: DType) -> SumPrecision:
 def gram(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns products of rows, einsum(spec, a, b), with at least 21 bits of each operand.
 
-  Norms need them: where rows cancel, TF32 would leave nothing of the square. NVIDIA's cards add
-  three products of TF32, which is as exact as one in float32 and up to eight times as fast.
+  Norms need that many: where rows cancel, TF32 may leave no correct digit of a squared norm. On
+  NVIDIA's cards three products of TF32 take the place of one in float32, up to eight times as fast.
   """
   exact = lax.Precision.HIGHEST
   parts = lax.DotAlgorithmPreset.TF32_TF32_F32_X3

@@ -27,7 +27,7 @@ from dpjax.gradients.ghost import chosen_products, lengths, precision
 from dpjax.gradients.ghost.jaxpr_sites import Site, is_complex
 from dpjax.gradients.ghost.lengths import Length
 
-# Most offsets of a kernel whose windows are not copied: 5 x 5.
+# Largest number of offsets of a kernel whose windows are not copied: 5 x 5.
 _MOST_OFFSETS = 25
 
 
@@ -209,7 +209,7 @@ def windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
       lax.slice_in_dim(x, start, start + reach, stride, axis=lead + i) for start in starts
     ]
     x = jnp.concatenate(windows, axis=-1)
-    # axis i now has length out[i], the last one kernel[i] times as much
+    # Axis lead + i now has length out[i], and the last axis is kernel[i] times as long.
   return x.reshape(*x.shape[:-1], math.prod(kernel), -1)
 
 

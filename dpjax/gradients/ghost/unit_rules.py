@@ -50,8 +50,8 @@ _STRAY = 0.04
 _USUAL_REACH = 8.0
 # Clip norms that the rows of an example may reach at most, unless it is added alone.
 _MOST_REACH = 32.0
-# Most rows of a batch that are multiplied in one sum. With so many, an example may reach 32 clip
-# norms.
+# Largest number of rows of a batch that are multiplied in one sum. With so many, an example may
+# reach 32 clip norms.
 _ROWS_OF_SUM = 40_000
 # Rows of a batch in one part of `_table_sum`. Roundings add up only within a part.
 _ROWS_OF_TABLE = 256

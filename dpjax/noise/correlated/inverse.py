@@ -39,11 +39,11 @@ from dpjax.parallel import made_for
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
-# Most bands; each is one more draw of noise in every step.
+# Largest number of bands; each is one more draw of noise in every step.
 _MOST_BANDS = 4096
 # Up to this total size copies of the parameters are kept, which is cheaper than drawing again.
 _KEPT_BYTES = 2**26
-# Most draws of leaves that are unrolled on an accelerator: each takes .2 s to compile.
+# Largest number of draws of leaves that are unrolled on an accelerator: each takes .2 s to compile.
 _UNROLLED = 128
 # Numbers of bands that `Bisr` tries if none is given: powers of two.
 _TRIED = tuple(2**power for power in range(1, 7))
@@ -174,7 +174,10 @@ class InverseBanded:
 
   @property
   def buffers(self) -> int:
-    """Returns the most copies of the parameters that may be kept; 0 if `redraw` is True."""
+    """Returns how many earlier noises, each as large as the parameters, the state keeps at most.
+
+    It is 0 if `redraw` is True.
+    """
     return 0 if self.redraw else len(self.coefficients) - 1
 
   def multiply(self, x: np.ndarray) -> np.ndarray:

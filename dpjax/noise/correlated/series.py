@@ -104,7 +104,7 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
     pull = weights * noise
     overlaps = [pull[j:] @ slope[: num_steps - j] for j in range(1, bands)]
     gradient = -2 * np.array(overlaps) / error + 2 * tail / norm
-    # The logarithm of error times norm, whose gradient is a sum of both.
+    # log(error * norm): its gradient is the sum of the gradients of both logarithms.
     return np.log(error) + np.log(norm), gradient
 
   start = square_root(bands)[1:]

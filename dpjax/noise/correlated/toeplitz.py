@@ -17,7 +17,7 @@ from dpjax.noise.correlated.strategies import Correlation, subtract, weighted, z
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
-# Most bands; each but the first takes a copy of the parameters.
+# Largest number of bands; each but the first takes a copy of the parameters.
 _MOST_BANDS = 10**6
 _MOST_BUFFERS = 64
 

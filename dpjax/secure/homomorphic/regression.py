@@ -154,8 +154,8 @@ class DataOwner:
     """Encrypts new rows [n, d] for `RegressionServer.predict`.
 
     Raises:
-      UserError: another shape, NaN, or a row so far from the others that its prediction may
-        wrap around.
+      UserError: another shape, NaN, or a row so far from the mean of the training rows that its
+        prediction may wrap around.
     """
     x = _numbers("new", x)
     chain = self.plan.chain

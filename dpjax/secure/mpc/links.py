@@ -28,7 +28,7 @@ TIMEOUT = 60.0  # seconds
 _LENGTH = struct.Struct(">Q")
 _TAG = 16
 _PIECE = 1 << 20
-# Most bytes that the cipher takes at once.
+# Largest number of bytes that the cipher takes at once.
 _MOST = (1 << 31) - 64
 TOKEN_BYTES = 16
 

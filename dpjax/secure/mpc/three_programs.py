@@ -53,7 +53,7 @@ from dpjax.validate import UserError
 _RETRY = 0.05
 # Seconds for the greeting of a new connection.
 _PATIENCE = 10.0
-# Most greetings at once.
+# Largest number of greetings at once.
 _CROWD = 64
 # Seconds for a process of this machine to import everything.
 _START = 120.0

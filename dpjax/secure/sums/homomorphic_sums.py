@@ -35,9 +35,9 @@ from dpjax.validate import UserError
 INSTALL = "pip install 'dpjax[he]'"
 # Bits of an entry in one ciphertext.
 _LIMB = 32
-# Most clients -> (degree, plaintext modulus). The modulus is above clients * 2^32: the first prime
-# above 2^42, and above 2^46, that is 1 modulo 2 * degree. SEAL's default moduli are 128-bit secure
-# at either degree, and the noise budget allows that many additions.
+# Largest number of clients -> (degree, plaintext modulus). The modulus is above clients * 2^32: the
+# first prime above 2^42, and above 2^46, that is 1 modulo 2 * degree. SEAL's default moduli are
+# 128-bit secure at either degree, and the noise budget allows that many additions.
 BFV_PARAMETERS = {1024: (4096, 4398046568449), 10_000: (8192, 70368744210433)}
 # With 109 bits of moduli, this degree is 128-bit secure.
 _CKKS_DEGREE = 4096

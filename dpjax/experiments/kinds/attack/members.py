@@ -36,7 +36,8 @@ _PROMISED = (
 # Smallest rate of the curves in result.json, and their number of points.
 _LEFT = 1e-4
 _COUNT = 81
-# Most test records that quantile regression learns from; with more, its trees take minutes.
+# Largest number of test records that quantile regression learns from; with more, its trees take
+# minutes.
 _MOST_PUBLIC = 2000
 _QUANTILE_FPR = 0.01
 # Least number of test records for quantile regression: half of them must resolve `_QUANTILE_FPR`.

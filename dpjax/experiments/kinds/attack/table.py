@@ -28,7 +28,7 @@ _NOTE = (
   "attack. Intervals are exact, at 95 % each, for scores that are independent: those "
   "of the records of one model share its training.\n"
 )
-# Most rows of one panel, unless they are all of one attack.
+# Largest number of rows of one panel, unless they are all of one attack.
 _MANY = 12
 # Method -> what was counted, for tables of earlier versions, which do not say it.
 _SHARES = {"inversion": "recovered exactly, of the records"}

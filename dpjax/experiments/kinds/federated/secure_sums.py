@@ -27,10 +27,10 @@ class SharesAmongClients:
   `secure.sums.AdditiveSharing`, which tolerates no drop-out.
 
   Args:
-    bits: bits of the modulus of one number of the sum; the protocol's own may be wider.
-    largest_value: largest absolute value of a coordinate of a message, which is clipped to it.
-    threshold: share of `clients_per_round` (at least two clients) that must stay to the end; a
-      round with fewer is refused, and changes nothing.
+    bits: bits of each integer of the sum; the protocol may use more.
+    largest_value: coordinates of messages are clipped to this absolute value.
+    threshold: fewest clients of a sum, as a share of `clients_per_round`, and at least two. A round
+      with fewer is refused, and changes nothing.
     simulated: whether integers are added without a protocol, which is fast and hides nothing from
       whoever runs it. False: the protocol runs in every round, with its cryptography.
   """

@@ -26,7 +26,7 @@ from dpjax.secure.sums.homomorphic_sums import CkksSum
 from dpjax.validate import UserError
 
 TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
-# Most rows that are predicted.
+# Largest number of rows that are predicted.
 _MOST_ROWS = 10_000
 
 

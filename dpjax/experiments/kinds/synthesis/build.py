@@ -35,7 +35,7 @@ from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.finite import fine_step
 from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
 
-# Most updates of a step; they are compiled as one program.
+# Largest number of updates of a step; they are compiled as one program.
 _AT_ONCE = 50
 # Folded into the public key; differs from the numbers in `sampled_run`.
 _UPDATES = 1

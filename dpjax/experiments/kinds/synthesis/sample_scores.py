@@ -14,11 +14,11 @@ import numpy as np
 from dpjax import files, optional, pictures
 from dpjax.attacks import roc
 
-# Most rows of the picture, which has a column for each class.
+# Largest number of rows of the picture, which has a column for each class.
 _SHOWN = 10
-# Most rows of samples.csv.
+# Largest number of rows of samples.csv.
 _FIRST_SAMPLES = 1000
-# Most members, and most non-members, that an attack scores.
+# Largest number of members, and of non-members, that an attack scores.
 _ATTACKED = 2000
 
 
