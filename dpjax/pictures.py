@@ -275,7 +275,7 @@ def label_ends(
     axes: axes that already hold all lines.
     look: look of the picture.
     ends: (name, height in data coordinates, colour) of each line.
-    characters: most characters in one line of a name; longer names are wrapped.
+    characters: largest number of characters in one line of a name; longer names are wrapped.
   """
   with optional.needed():
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -399,7 +399,7 @@ def listed(words: Iterable[object], most: int = _MOST_LETTERS) -> str:
   """Returns the words joined by commas; a longer list is cut, and its length is stated.
 
   Args:
-    most: most characters of a list that is shown whole.
+    most: largest number of characters of a list that is shown whole.
 
   >>> listed(("sgd", "adam"))
   'sgd, adam'

@@ -92,7 +92,8 @@ class LocalWork:
   Args:
     batch_size: examples of a local batch; None for all of the client's at once.
     epochs: passes over the client's data.
-    max_examples: most examples of a client in one epoch, drawn anew in each epoch; None for all.
+    max_examples: largest number of examples of a client in one epoch; None for all. They are drawn
+      anew in each epoch.
 
   >>> LocalWork(batch_size=10, epochs=5).num_steps(600)
   300

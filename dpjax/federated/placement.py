@@ -42,7 +42,7 @@ def local_event(noise_multiplier: float, num_messages: int = 1) -> dpa.DpEvent:
 
   Args:
     noise_multiplier: argument of `client_noise`, relative to the clip norm.
-    num_messages: most rounds that one client takes part in.
+    num_messages: largest number of rounds that one client takes part in.
   """
   return accounting.composed(accounting.gaussian_event(noise_multiplier), num_messages)
 

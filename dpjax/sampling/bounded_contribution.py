@@ -25,7 +25,7 @@ class BoundedContributionSampler(PoissonSampler):
   Args:
     prob: sampling probability of an example, in (0, 1].
     capacity: padded batch size, in examples.
-    max_contribution: most examples that one user owns in the data.
+    max_contribution: largest number of examples that one user owns in the data.
 
   Guarantee: holds under replace_special, where all examples of a user become empty records and keep
   their places. Who owns which example is public (Ganesh et al. 2025, arXiv:2503.03622, fixed-graph

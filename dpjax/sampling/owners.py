@@ -23,7 +23,7 @@ def bound_contributions(
 
   Args:
     owners: for each of n examples the users who own it; an example without owners is kept.
-    max_contribution: most examples of one user.
+    max_contribution: largest number of examples of one user.
     seed: public seed of the order. If owners are public, the choice is too: it uses nothing else.
 
   Returns:

@@ -76,7 +76,7 @@ class SkellamSum:
     dim: numbers in a message.
     scale: grid points per unit.
     bits: bits of the modulus, 8 to 32.
-    max_clients: most clients of one sum; public.
+    max_clients: largest number of clients of one sum; public.
     noise: a client's share, and the fewest shares of a sum.
 
   >>> sum_of = SkellamSum.sized(noise_multiplier=1.0, l2_clip_norm=1.0, dim=4096, bits=16,

@@ -56,7 +56,7 @@ class Encoding:
   """Encoding of messages as integers, of which `max_clients` can be added without wrapping.
 
   Args:
-    max_clients: most clients of one sum; public.
+    max_clients: largest number of clients of one sum; public.
     largest_value: a coordinate of a message is clipped to [-largest_value, largest_value].
     bits: bits of the modulus, 8 to 32.
 

@@ -15,8 +15,8 @@ class ServiceSettings:
   """Bounds of a service.
 
   Args:
-    max_rows: most rows of a request.
-    max_queue: most rows that wait.
+    max_rows: largest number of rows of a request.
+    max_queue: largest number of rows that wait.
     wait_ms: milliseconds that a request waits for others to be computed with.
     deadline: seconds within which a request is answered.
     window: rows of a window of drift.

@@ -110,7 +110,7 @@ def bounded_contribution_event(
   Args:
     event: a Gaussian sum; its noise multiplier is std / clip norm of one record.
     sampling_prob: probability with which one record is drawn.
-    max_contribution: most records of one user. It may be at most 256 if
+    max_contribution: largest number of records of one user. It may be at most 256 if
       max_contribution * sampling_prob > 1.
 
   It is accounted under replace_special, by PLD: a user's records are emptied, and stay in place.

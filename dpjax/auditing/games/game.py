@@ -79,7 +79,7 @@ class Game:
     outputs: everything that is released, as numbers [n, features]; NaN counts as seen.
     adversary: how the score is learned.
     draws: share of the given number of draws that are made; below 1 if one draw is slow.
-    at_once: most draws of one call of `outputs`.
+    at_once: largest number of draws of one call of `outputs`.
   """
 
   package: str

@@ -131,7 +131,8 @@ def geometric_median(num_iterations: int = 1000) -> Aggregator:
   `residual` * n times the distance to the minimum. Iterations end at `residual` <= 1e-4.
 
   Args:
-    num_iterations: most iterations. A few dozen are usual; a minimum near a message takes more.
+    num_iterations: largest number of iterations. A few dozen are usual; a minimum near a message
+      takes more.
 
   >>> messages = jnp.array([[0.0], [1.0], [50.0]])  # on a line it is the median
   >>> geometric_median().update(messages, jnp.ones(3, bool), ())[0]

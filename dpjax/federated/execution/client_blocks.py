@@ -314,9 +314,9 @@ def vmap_clients(
 
   Args:
     clients_per_block: None for the whole cohort, up to 32.
-    memory_budget: most bytes of a block's examples, padded to its largest client. A larger block
-      is cut. A client that exceeds the budget alone has a block of its own. Memory holds two
-      blocks at a time, and in addition the clients' parameters and optimizer states.
+    memory_budget: largest size of a block's examples in bytes, padded to its largest client. A
+      larger block is cut. A client that exceeds the budget alone has a block of its own. Memory
+      holds two blocks at a time, and in addition the clients' parameters and optimizer states.
   """
   validate.positive(memory_budget=memory_budget)
   if clients_per_block is not None:

@@ -59,7 +59,7 @@ class Client:
     client: the work of the client; wrap it in `client_noise` for privacy against the server.
     local_data: `(client, round) -> (batches, number of examples)`.
     like: parameters whose structure, shapes and dtypes are the server's.
-    num_rounds: most answers that it ever gives; rounds are 0 .. num_rounds - 1.
+    num_rounds: largest number of answers that it ever gives; rounds are 0 .. num_rounds - 1.
     folder: absolute path where it notes the rounds that it has answered. It must outlive programs
       and runs: emptying it allows `num_rounds` more answers.
 

@@ -145,7 +145,7 @@ class InverseBanded:
       num_steps: number of steps of the run.
       bands: number of coefficients. If noise is redrawn, each costs a white draw in every step.
       min_sep: an example's steps are at least this far apart.
-      max_participations: most steps of an example; None for no other limit.
+      max_participations: largest number of steps of an example; None for no other limit.
       objective: "mean" or "max" squared error over the prefixes.
       redraw: as for the class.
 

@@ -131,8 +131,9 @@ class SocketLink:
     me, peer: "party 0", "party 1" or "dealer".
     token: >= 16 bytes that both were given over another channel; who lacks it cannot take part.
     topic: what both are about to do; a peer with another topic is refused.
-    timeout: the most seconds that the peer may be silent, computing included.
-    patience: most seconds for the peer's whole greeting, if fewer than `timeout`; None: `timeout`.
+    timeout: longest time in seconds that the peer may be silent, computing included.
+    patience: longest time in seconds of the peer's whole greeting, if below `timeout`; None:
+      `timeout`.
 
   Raises:
     PeerFailed: the peer is not who it should be, or not there.

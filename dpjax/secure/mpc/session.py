@@ -61,7 +61,7 @@ def run(
     frac_bits: f, the fraction bits of the fixed point.
     truncation: "masked" or "local", see `products.truncate`.
     links: the ends of party 0 and of party 1; None: queues.
-    timeout: the most seconds that a party may be silent.
+    timeout: longest time in seconds that a party may be silent.
 
   Raises:
     UserError: whatever went wrong first, in either party.

@@ -188,7 +188,7 @@ def connect(
     certificates: certificates of this party; None only where all addresses are of this machine.
     trusted_dealer: True allows SEMI2K, where party 0 deals the triples and could open
       everything.
-    timeout_seconds: most seconds that another party may be missing or silent, even to compute.
+    timeout_seconds: longest time that another party may be missing or silent, even to compute.
 
   Raises UserError for arguments that do not fit, or a party that does not connect.
 
