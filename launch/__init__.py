@@ -15,8 +15,8 @@ def _check_memory() -> None:
   limit = resource.getrlimit(resource.RLIMIT_AS)[0]
   if limit != resource.RLIM_INFINITY and limit < _LEAST_BYTES:
     print(
-      f"error: ulimit -v: {limit / 1e9:.3g} GB of memory are allowed; JAX needs "
-      f"{_LEAST_BYTES / 1e9:g} GB to start",
+      f"error: ulimit -v: {limit:,} bytes of memory are allowed; JAX needs "
+      f"{_LEAST_BYTES:,} to start",
       file=sys.stderr,
     )
     sys.exit(1)

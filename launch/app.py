@@ -176,30 +176,36 @@ class _Stopped(KeyboardInterrupt):
     self.signum = signum
 
 
+def _stop_behind(error: BaseException | None) -> _Stopped | None:
+  """Returns the stop that an error answers, or is; None for an error of its own."""
+  if error is None or isinstance(error, _Stopped):
+    return error
+  return _stop_behind(error.__cause__) or _stop_behind(error.__context__)
+
+
 class _Stops:
   """Raises `_Stopped` when a signal arrives, and keeps other code from losing the signal.
 
   A destructor, or a callback of a library, may swallow the exception: then the signal is sent
-  again. Other code may raise an error of its own instead, as tqdm does: `asked` holds the signal
-  behind that error.
+  again. Other code may answer with an error of its own, as tqdm does: `_stop_behind` finds it.
   """
 
   def __init__(self) -> None:
-    self.asked: int | None = None
     self._handlers: dict[int, Any] = {}
     self._hook = sys.unraisablehook
+    self._again: threading.Timer | None = None
 
   def _stop(self, signum: int, frame: Any) -> None:
-    self.asked = signum
     raise _Stopped(signum)
 
   def _swallowed(self, unraisable: Any) -> None:
-    if not isinstance(unraisable.exc_value, _Stopped):
+    stopped = _stop_behind(unraisable.exc_value)
+    if stopped is None:
       return self._hook(unraisable)
     # Sent later: this hook runs where the exception was lost, so a new one would be lost, too.
-    again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), self.asked))
-    again.daemon = True
-    again.start()
+    self._again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), stopped.signum))
+    self._again.daemon = True
+    self._again.start()
     return None
 
   def __enter__(self) -> Self:
@@ -213,6 +219,9 @@ class _Stops:
     return self
 
   def __exit__(self, *_: object) -> None:
+    # Behind the block there is nothing left to stop.
+    if self._again is not None:
+      self._again.cancel()
     sys.unraisablehook = self._hook
     for signum, handler in self._handlers.items():
       signal.signal(signum, handler)
@@ -227,18 +236,19 @@ def stoppable(workdir: str) -> Iterator[None]:
   from dpjax.experiments.run import loop
 
   optional.check("runs")
-  with _Stops() as stops:
+  with _Stops():
     try:
       yield
     except (Exception, KeyboardInterrupt) as error:
-      stopped = isinstance(error, (loop.Interrupted, KeyboardInterrupt))
-      if not stopped and stops.asked is None:
+      saved = isinstance(error, loop.Interrupted)
+      stopped = error if saved else _stop_behind(error)
+      if stopped is None and not isinstance(error, KeyboardInterrupt):
         raise
-      reason = error if isinstance(error, loop.Interrupted) else _BETWEEN
       # After a hang-up the terminal reads nothing.
       with contextlib.suppress(OSError):
+        reason = error if saved else _BETWEEN
         print(f"{reason} (workdir {workdir})", file=sys.stderr, flush=True)
-      sys.exit(128 + getattr(error, "signum", stops.asked or signal.SIGINT))
+      sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
 
 
 def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:

@@ -363,17 +363,28 @@ class Walk:
       rows: last line of each case of earlier walks.
       bar: shows progress.
     """
-    for files in together(chosen, rows):
-      remaining = [case for file in files for case in chosen[file]]
+    batches = collections.deque(together(chosen, rows))
+    cases_of = dict(chosen)
+    while batches:
+      files = batches.popleft()
+      remaining = [case for file in files for case in cases_of[file]]
       outcomes = set()
       log = self._log(files[0])
       log.unlink(missing_ok=True)
       # A crash of the interpreter takes one case with it; the others get a new process.
       while remaining and time.time() < self._until:
+        before = len(remaining)
         for row in self._process(remaining, log):
           remaining.remove(row["case"])
           outcomes.add(row["outcome"])
           bar.update(1, last=row["outcome"])
+        if len(remaining) == before:
+          # One of the files cannot be imported, or is gone: each gets a process of its own.
+          left = list(dict.fromkeys(map(file_of, remaining)))
+          for file in left:
+            cases_of[file] = [case for case in remaining if file_of(case) == file]
+          batches.extendleft([file] for file in reversed(left))
+          break
       # What pytest printed is kept where it may say why.
       if "failed" not in outcomes:
         log.unlink(missing_ok=True)
@@ -384,7 +395,8 @@ class Walk:
   def _process(self, cases: list[str], log: pathlib.Path) -> Iterator[Row]:
     """Runs cases in one pytest process; yields a row for each as it comes.
 
-    All have rows at the end, unless the time is up or the process died.
+    All have rows at the end, unless the time is up or the process died. Cases of several files may
+    have none where one of the files stops pytest.
     """
     # In the order of the cases.
     files = list(dict.fromkeys(map(file_of, cases)))
@@ -441,7 +453,7 @@ class Walk:
     lost = []
     if death and case in unfinished:
       lost = [case]
-    elif time.time() < self._until:
+    elif time.time() < self._until and len(files) == 1:
       # An import that fails, an id that is gone, an exit without a word.
       lost = sorted(unfinished)
     for case in lost:

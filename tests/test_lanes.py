@@ -131,6 +131,36 @@ def test_every_outcome_is_journaled_and_walked_once(suite, capsys):
     lanes.main([*walk, "tests/test"])
 
 
+def test_a_file_that_cannot_be_imported_takes_no_other_with_it(suite):
+  sound, broken = (suite / "tests" / name for name in ("test_a.py", "test_b.py"))
+  sound.write_text(_HEAD + _QUICK_AND_SLOW)
+  broken.write_text(_HEAD + _QUICK_AND_SLOW)
+  walk = [f"--root={suite}"]
+  assert lanes.main([*walk, "--minutes=1e-9"]) == 0
+  # The cases are known, and then the file breaks, as an import of another module may.
+  broken.write_text("import no_such_module\n")
+  cases = suite / "runs" / "lanes" / "cases.json"
+  held = json.loads(cases.read_text())
+  chosen = {
+    f"tests/{file.name}": [f"tests/{file.name}::test_slow"] for file in (sound, broken)
+  }
+  walker = lanes.Walk(
+    suite,
+    suite / "runs" / "lanes",
+    until=1e12,
+    case_minutes=1,
+    lock=1,
+    now="now",
+  )
+  assert set(held["cases"]) == {case for cases in chosen.values() for case in cases}
+  walker.run(chosen, {}, types.SimpleNamespace(update=lambda *_, **__: None))
+  outcomes = {case: row["outcome"] for case, row in lanes.journal(cases.parent).items()}
+  assert outcomes == {
+    "tests/test_a.py::test_slow": "passed",
+    "tests/test_b.py::test_slow": "failed",
+  }
+
+
 def test_a_walk_that_is_killed_goes_on_behind_its_last_line(suite):
   (suite / "tests" / "test_a.py").write_text(_HEAD + _KILLER)
   program = (

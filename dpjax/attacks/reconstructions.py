@@ -204,9 +204,15 @@ def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   a, b = _pair(truth, recovered)
   flat_a = a.reshape(len(a), -1)
   flat_b = b.reshape(len(b), -1)
-  squares = distance.cdist(flat_a, flat_b, "sqeuclidean")
-  # Beyond 120 dB below the records themselves no match is better than another one.
-  floor = max(1e-12 * float(np.mean(np.sum(flat_a**2, axis=1))), np.finfo(np.float64).tiny)
+  # Scaled and cut, so that no square overflows.
+  largest = float(np.max(np.abs(flat_a), initial=0)) or 1.0
+  records = flat_a / largest
+  guesses = np.clip(flat_b / largest, -1e100, 1e100)
+  squares = distance.cdist(records, guesses, "sqeuclidean")
+  # At 120 dB below the distance of two records no match is better than another one.
+  between = distance.pdist(records, "sqeuclidean")
+  usual = float(np.median(between)) if between.size else 0.0
+  floor = max(1e-12 * usual, np.finfo(np.float64).tiny)
   return optimize.linear_sum_assignment(np.log(np.maximum(squares, floor)))[1]
 
 

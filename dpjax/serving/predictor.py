@@ -259,7 +259,7 @@ class Predictor:
     differences = []
     versions = self.result.get("versions")
     before = versions if isinstance(versions, dict) else {}
-    now = provenance.versions()
+    now = provenance.libraries()
     for name in _ROUNDING:
       if before.get(name) != now.get(name):
         differences.append(f"{name} {before.get(name)} there, {now.get(name)} here")

@@ -303,7 +303,7 @@ def test_little_laplace_noise_on_a_sample_costs_its_pure_epsilon():
 
 def test_a_truncated_sample_of_hardly_any_record_is_refused():
   noise = accounting.gaussian_event(1.0)
-  with pytest.raises(UserError, match="sampling_prob=1e-201: must be 0 or at least 1e-200"):
+  with pytest.raises(UserError, match="sampling_prob=1e-201: must be at least 1e-200"):
     accounting.truncated_poisson_event(
       noise, sampling_prob=1e-201, num_examples=9, capacity=4
     )

@@ -58,6 +58,29 @@ def test_hopeless_guesses_take_no_exact_one_away(size):
   assert (places[:6] == order[:6]).all()
 
 
+@pytest.mark.parametrize("kind", ["offset", "one large", "huge", "tiny", "one column"])
+def test_exact_copies_are_matched_whatever_their_scale(kind):
+  rng = np.random.default_rng(0)
+  truth = rng.uniform(size=(8, 1 if kind == "one column" else 16))
+  scales = {
+    "offset": 1.0,
+    "one large": 1.0,
+    "huge": 1e200,
+    "tiny": 1e-150,
+    "one column": 10.0,
+  }
+  truth = truth * scales[kind] + (1e6 if kind in ("offset", "one column") else 0.0)
+  if kind == "one large":
+    truth[3] *= 1e7
+  order = rng.permutation(8)
+  assert attacks.matched(truth, truth[order])[order].tolist() == list(range(8))
+
+
+def test_records_that_are_all_zero_have_some_match():
+  assert sorted(attacks.matched(np.zeros((3, 2)), np.ones((3, 2))).tolist()) == [0, 1, 2]
+  assert sorted(attacks.matched(np.zeros((3, 2)), np.zeros((3, 2))).tolist()) == [0, 1, 2]
+
+
 def test_success_has_exact_intervals_at_each_threshold():
   truth = np.zeros((8, 16, 16, 1))
   found = truth.copy()

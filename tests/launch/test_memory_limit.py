@@ -23,5 +23,6 @@ def test_too_little_memory_is_one_line_before_jax_starts(launcher):
   )
   assert (done.returncode, done.stdout) == (1, "")
   assert done.stderr == (
-    "error: ulimit -v: 2 GB of memory are allowed; JAX needs 2.5 GB to start\n"
+    "error: ulimit -v: 2,000,000,000 bytes of memory are allowed; JAX needs 2,500,000,000 to "
+    "start\n"
   )

@@ -1,5 +1,6 @@
 """What a user sees who stops a run outside of its trainings."""
 
+import contextlib
 import json
 import signal
 import sys
@@ -89,7 +90,18 @@ def _other_error():
     raise AttributeError("_lock") from None
 
 
-@pytest.mark.parametrize("lose", [_last_step, _destructor, _other_error])
+def _destructor_with_another_error():
+  class Ends:
+    def __del__(self):
+      _other_error()
+
+  Ends()
+  time.sleep(20)
+
+
+@pytest.mark.parametrize(
+  "lose", [_last_step, _destructor, _other_error, _destructor_with_another_error]
+)
 def test_no_code_loses_a_signal(lose, tmp_path, capsys):
   with pytest.raises(SystemExit) as end, app.stoppable(str(tmp_path)):
     lose()
@@ -104,6 +116,32 @@ def test_an_error_without_a_signal_stays_an_error(tmp_path):
     raise AttributeError("mine")
   assert sys.unraisablehook is hook
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_somebody_handled_explains_no_later_error(tmp_path):
+  with pytest.raises(ZeroDivisionError), app.stoppable(str(tmp_path)):
+    with contextlib.suppress(KeyboardInterrupt):
+      sigterm()
+    divmod(1, 0)
+
+
+def test_a_signal_that_is_lost_at_the_end_comes_too_late(tmp_path):
+  class Ends:
+    def __del__(self):
+      sigterm()
+
+  with app.stoppable(str(tmp_path)):
+    Ends()
+  # Sent again here, it would end the process.
+  time.sleep(2 * app._AGAIN_SECONDS)
+
+
+def test_a_process_among_others_ends_with_them(monkeypatch, tmp_path):
+  """They did not get the signal, and wait for it in the next exchange."""
+  monkeypatch.setattr(loop.jax, "process_count", lambda: 2)
+  with app.stoppable(str(tmp_path)), loop.signals() as received:
+    sigterm()
+  assert received == [signal.SIGTERM]
 
 
 def test_a_signal_in_the_last_step_of_all_is_too_late():

@@ -441,7 +441,7 @@ def describe(event: DpEvent, unit: str) -> str:
 
 
 def amplified(loss: float, prob: float) -> float:
-  """Returns log(1 + prob (e^loss - 1)), without overflow and > 0."""
+  """Returns log(1 + prob (e^loss - 1)), without overflow and never below 0."""
   # A square of a probability may underflow to 0.
   prob = max(prob, _LEAST_SQUARE)
   # expm1 keeps the digits of a small loss. A large one would overflow exp.

@@ -127,7 +127,7 @@ def truncated_poisson_event(
   validate.probability(sampling_prob=sampling_prob)
   if sampling_prob < _LEAST_PROB:
     raise UserError(
-      f"must be 0 or at least {_LEAST_PROB:g}", field="sampling_prob", value=sampling_prob
+      f"must be at least {_LEAST_PROB:g}", field="sampling_prob", value=sampling_prob
     )
   validate.integer_at_least(1, num_examples=num_examples, capacity=capacity)
   if not isinstance(event, dpa.GaussianDpEvent):

@@ -59,7 +59,9 @@ def resumed(
     return {}
   try:
     stored = json.loads(file.read_text())
-    same = {key: stored[key] for key in ("settings", "versions")} == stated(settings)
+    same = stored["settings"] == dataclasses.asdict(settings) and provenance.same_libraries(
+      stored["versions"]
+    )
     named = [(name_of(row), row) for row in stored["rows"]]
   # Not JSON, or JSON of another layout.
   except (ValueError, KeyError, TypeError):

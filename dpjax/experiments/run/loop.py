@@ -17,6 +17,7 @@ import contextlib
 import functools
 import importlib
 import math
+import multiprocessing
 import pathlib
 import signal
 import time
@@ -330,10 +331,24 @@ def signals() -> Iterator[list[int]]:
     for signum, handler in previous.items():
       signal.signal(signum, handler)
   for signum in received[:1]:
-    # The default handlers of Python and of the system are not called: nothing is left to stop,
-    # and the result is complete.
-    if previous[signum] not in (signal.SIG_DFL, signal.default_int_handler):
+    if _stops_more(previous[signum]):
       signal.raise_signal(signum)
+
+
+def _stops_more(handler: Any) -> bool:
+  """Whether a signal that came with the last step has more to stop than this training.
+
+  Args:
+    handler: handler of the signal outside of the training.
+  """
+  # The other processes did not get it, and would wait for this one.
+  if jax.process_count() > 1:
+    return False
+  # A sweep ends its processes by one signal, whatever training they are in.
+  if multiprocessing.parent_process() is not None:
+    return True
+  # The handlers of Python and of the system would lose the result, which is complete.
+  return handler not in (signal.SIG_DFL, signal.default_int_handler)
 
 
 @contextlib.contextmanager

@@ -28,16 +28,35 @@ _DISTRIBUTIONS = (
 _PACKAGE = pathlib.Path(dpjax.__file__).parent
 
 
-def versions() -> dict[str, str | None]:
-  """Returns the versions of dpjax, of Python and of libraries that compute a result, and the git
-  commit; None where unknown.
+def libraries() -> dict[str, str | None]:
+  """Returns the versions of dpjax, of Python and of libraries that compute a result; None where
+  unknown.
 
-  >>> sorted(versions())[:4]
-  ['dp_accounting', 'dpjax', 'flax', 'git_commit']
+  >>> sorted(libraries())[:4]
+  ['dp_accounting', 'dpjax', 'flax', 'jax']
   """
-  libraries = {name: _version(name) for name in _DISTRIBUTIONS}
-  platform_facts = {"python": platform.python_version(), "git_commit": git_commit(_PACKAGE)}
-  return libraries | platform_facts
+  found = {name: _version(name) for name in _DISTRIBUTIONS}
+  return found | {"python": platform.python_version()}
+
+
+def same_libraries(stored: object) -> bool:
+  """Whether the versions of a stored result are those of now; the commit does not count.
+
+  A library that the result does not name does not count either: earlier results name fewer.
+  """
+  known = dict(stored) if isinstance(stored, dict) else {}
+  known.pop("git_commit", None)
+  now = libraries()
+  return bool(known) and all(now.get(name) == version for name, version in known.items())
+
+
+def versions() -> dict[str, str | None]:
+  """Returns `libraries`, and the git commit of a checkout; None without one.
+
+  The commit tells where a result came from. It must not decide whether a run goes on: a commit of
+  some other file changes it.
+  """
+  return libraries() | {"git_commit": git_commit(_PACKAGE)}
 
 
 def device(used: int | None = None, mesh: str | None = None) -> str:
@@ -97,7 +116,8 @@ def git_commit(package: pathlib.Path) -> str | None:
   if commit is None or not _git(package, "ls-files", "--", "."):
     return None
   changes = _git(package, "status", "--porcelain", "--untracked-files=no")
-  return f"{commit}-dirty" if changes else commit
+  # None where git failed: then nobody knows that the tree is clean.
+  return commit if changes == "" else f"{commit}-dirty"
 
 
 def _version(name: str) -> str | None:
@@ -108,7 +128,7 @@ def _version(name: str) -> str | None:
 
 
 def _git(folder: pathlib.Path, *arguments: str) -> str | None:
-  command = ["git", "-C", str(folder), *arguments]
+  command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
   try:
     done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
   except (OSError, subprocess.SubprocessError):

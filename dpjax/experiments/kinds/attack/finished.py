@@ -79,7 +79,7 @@ def _config(path: pathlib.Path, at: str) -> TrainConfig:
 def _check_version(result: Any, at: str) -> None:
   known = result.get("versions") if isinstance(result, dict) else None
   theirs = known.get("dpjax") if isinstance(known, dict) else None
-  ours = provenance.versions().get("dpjax")
+  ours = provenance.libraries().get("dpjax")
   if theirs != ours:
     raise UserError(
       f"{at}: was trained by dpjax {theirs}, this is {ours}, whose shadows may differ; train it "
