@@ -112,10 +112,11 @@ def test_no_code_loses_a_signal(lose, tmp_path, capsys):
 
 def test_an_error_without_a_signal_stays_an_error(tmp_path):
   hook = sys.unraisablehook
+  handler = signal.getsignal(signal.SIGINT)
   with pytest.raises(AttributeError, match="mine"), app.stoppable(str(tmp_path)):
     raise AttributeError("mine")
   assert sys.unraisablehook is hook
-  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_signal_that_somebody_handled_explains_no_later_error(tmp_path):

@@ -44,5 +44,5 @@ def test_axes_are_logarithmic_and_show_all_curves():
 
 
 def test_no_attack_is_refused(tmp_path):
-  with pytest.raises(UserError, match="found: must hold at least one attack"):
+  with pytest.raises(UserError, match="leakages: must hold at least one attack"):
     attack_report.roc_report(tmp_path, {})
