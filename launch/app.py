@@ -176,11 +176,22 @@ class _Stopped(KeyboardInterrupt):
     self.signum = signum
 
 
+def _behind(error: BaseException | None) -> Iterator[BaseException]:
+  """Yields an error, and every error that it answers, once."""
+  waiting = [error]
+  # An error may be its own cause.
+  seen: set[int] = set()
+  while waiting:
+    one = waiting.pop()
+    if one is not None and id(one) not in seen:
+      seen.add(id(one))
+      yield one
+      waiting += [one.__cause__, one.__context__]
+
+
 def _stop_behind(error: BaseException | None) -> _Stopped | None:
   """Returns the stop that an error answers, or is; None for an error of its own."""
-  if error is None or isinstance(error, _Stopped):
-    return error
-  return _stop_behind(error.__cause__) or _stop_behind(error.__context__)
+  return next((one for one in _behind(error) if isinstance(one, _Stopped)), None)
 
 
 class _Stops:
@@ -282,13 +293,13 @@ def _end_unread(signum: int, frame: object) -> None:
     signal.raise_signal(signum)
 
 
-def _is_memory(error: BaseException | None) -> bool:
+def _is_memory(error: BaseException) -> bool:
   """Returns whether an error, or its cause, is a lack of memory: Python's, or XLA's."""
-  if error is None:
-    return False
   said = ("RESOURCE_EXHAUSTED", "can't start new thread", "Cannot allocate memory")
-  is_memory = isinstance(error, MemoryError) or any(words in str(error) for words in said)
-  return is_memory or _is_memory(error.__cause__ or error.__context__)
+  return any(
+    isinstance(one, MemoryError) or any(words in str(one) for words in said)
+    for one in _behind(error)
+  )
 
 
 def _without_late_words(unraisable: Any) -> None:

@@ -119,6 +119,13 @@ def test_an_error_without_a_signal_stays_an_error(tmp_path):
   assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_an_error_that_is_its_own_cause_stays_an_error(tmp_path):
+  error = ValueError("mine")
+  error.__cause__ = error
+  with pytest.raises(ValueError, match="mine"), app.stoppable(str(tmp_path)):
+    raise error
+
+
 def test_a_signal_that_somebody_handled_explains_no_later_error(tmp_path):
   with pytest.raises(ZeroDivisionError), app.stoppable(str(tmp_path)):
     with contextlib.suppress(KeyboardInterrupt):
