@@ -305,8 +305,7 @@ class Windows:
         self._is_spent_written = True
         self._journal.write("spent", what=str(error))
         spent = self.stream_ledger.spent[0]
-        budget = self._settings.drift_budget or self.stream_ledger.epsilon
-        self._alarms.report("drift_budget", "warning", spent, budget)
+        self._alarms.report("drift_budget", "warning", spent, self.stream_ledger.epsilon)
       return None
     # On the disk before the noise: a kill in between wastes epsilon, and never spends it twice.
     self._journal.write(

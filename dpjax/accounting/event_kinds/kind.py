@@ -33,6 +33,8 @@ Event = TypeVar("Event", bound=DpEvent)
 Parts = Mapping[DpEvent, int]
 _TOO_DEEP = "holds events in events beyond the depth of Python's stack"
 ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
+# For a smaller probability of a Poisson sample dp_accounting overflows.
+LEAST_PROB = 1e-200
 
 # The Renyi divergence of one sampled step is computed to about 3e-16 and may come out zero
 # or negative, which dp_accounting would read as "costs nothing".

@@ -11,6 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dpjax import validate
 from dpjax.accounting.event_kinds.gaussian import sampled_gaussian_pld
 from dpjax.accounting.event_kinds.kind import (
+  LEAST_PROB,
   DpEvent,
   EventKind,
   amplified,
@@ -24,9 +25,6 @@ from dpjax.accounting.text import upper
 
 _OF_LAPLACE = "poisson of Laplace noise"
 _PROOF_OF_LAPLACE = Proved((ADD, ZERO), ("pld",))
-# For a smaller probability dp_accounting overflows. This one then takes its place, which costs no
-# less: drawing with q is drawing with q' >= q, and then leaving the record out with 1 - q / q'.
-_LEAST_PROB = 1e-200
 
 
 class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
@@ -105,7 +103,9 @@ class PoissonSampledKind(EventKind[dpa.PoissonSampledDpEvent]):
 
 
 def _accounted_prob(part: dpa.PoissonSampledDpEvent) -> float:
-  return max(part.sampling_probability, _LEAST_PROB)
+  # Costs no less: drawing with q is drawing with q' >= q, and then leaving the record out with
+  # 1 - q / q'.
+  return max(part.sampling_probability, LEAST_PROB)
 
 
 def poisson_sampled_event(event: DpEvent, *, sampling_prob: float) -> DpEvent:

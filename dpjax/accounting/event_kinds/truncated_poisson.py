@@ -10,6 +10,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dpjax import validate
 from dpjax.accounting.event_kinds.gaussian import gaussian_event
 from dpjax.accounting.event_kinds.kind import (
+  LEAST_PROB,
   DpEvent,
   EventKind,
   amplified,
@@ -19,9 +20,6 @@ from dpjax.accounting.event_kinds.kind import (
 from dpjax.accounting.proved import ZERO, Proved
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
-
-# For a smaller probability dp_accounting overflows.
-_LEAST_PROB = 1e-200
 
 
 class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
@@ -125,9 +123,9 @@ def truncated_poisson_event(
   TruncatedSubsampledGaussianDpEvent(dataset_size=10, ..., noise_multiplier=1.0)
   """
   validate.probability(sampling_prob=sampling_prob)
-  if sampling_prob < _LEAST_PROB:
+  if sampling_prob < LEAST_PROB:
     raise UserError(
-      f"must be at least {_LEAST_PROB:g}", field="sampling_prob", value=sampling_prob
+      f"must be at least {LEAST_PROB:g}", field="sampling_prob", value=sampling_prob
     )
   validate.integer_at_least(1, num_examples=num_examples, capacity=capacity)
   if not isinstance(event, dpa.GaussianDpEvent):

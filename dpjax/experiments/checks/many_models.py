@@ -114,11 +114,11 @@ def _check_folder(settings: FinalModels, folder: pathlib.Path) -> None:
   validate.folder(out=folder)
   if not (folder / RESULT).exists():
     return
-  asked = dataclasses.asdict(settings) | {"versions": provenance.libraries()}
+  asked = dataclasses.asdict(settings)
   known = writers.read_json(folder / RESULT)
   known = known if isinstance(known, dict) else {}
-  if provenance.same_libraries(known.get("versions")):
-    asked.pop("versions")
+  if not provenance.same_libraries(known.get("versions")):
+    asked["versions"] = provenance.libraries()
   for name, value in asked.items():
     if known.get(name) != value:
       raise UserError(

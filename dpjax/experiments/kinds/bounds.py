@@ -43,7 +43,11 @@ def names_fields(call: _F) -> _F:
     try:
       return call(config, *args, **kwargs)
     except UserError as error:
-      raise dotted(error, config) from error
+      named = dotted(error, config)
+      # An error that keeps its name would be its own cause.
+      if named is error:
+        raise
+      raise named from error
 
   return wrapper  # type: ignore[return-value]
 

@@ -310,8 +310,8 @@ def signals() -> Iterator[list[int]]:
   """Collects SIGINT, SIGTERM and SIGHUP, so that the run does not die in the middle of a
   step. An ignored SIGHUP stays ignored: under `nohup` a run outlives its terminal.
 
-  A signal that came with the last step stopped nothing. It is handed on to a handler that was set
-  by this program: a sweep has other runs to stop."""
+  A signal that came with the last step stopped nothing. It is handed on where more is left to stop,
+  such as the other runs of a sweep."""
   received: list[int] = []
   previous = {}
   for signum in STOPPING:

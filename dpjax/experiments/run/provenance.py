@@ -14,17 +14,8 @@ import sys
 import jax
 
 import dpjax
+from dpjax import run_code
 
-_DISTRIBUTIONS = (
-  "dpjax",
-  "jax",
-  "jaxlib",
-  "flax",
-  "optax",
-  "numpy",
-  "scipy",
-  "dp_accounting",
-)
 _PACKAGE = pathlib.Path(dpjax.__file__).parent
 
 
@@ -35,7 +26,7 @@ def libraries() -> dict[str, str | None]:
   >>> sorted(libraries())[:4]
   ['dp_accounting', 'dpjax', 'flax', 'jax']
   """
-  found = {name: _version(name) for name in _DISTRIBUTIONS}
+  found = {name: _version(name) for name in run_code.DISTRIBUTIONS}
   return found | {"python": platform.python_version()}
 
 
