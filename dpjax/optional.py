@@ -21,6 +21,7 @@ EXTRA_OF = {
   "tensorflow_datasets": "runs",
   "array_record": "runs",
   "importlib_resources": "runs",
+  "yaml": "runs",
 }
 
 

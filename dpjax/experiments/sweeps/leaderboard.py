@@ -1,0 +1,505 @@
+"""Entries of finished runs for the leaderboard of private image classification.
+
+The board (private-machinelearning.github.io; Mokhtari et al. 2026, arXiv:2601.17189) keeps a YAML
+file for each data set and each kind of public data. An entry names a method and its claims. A claim
+is a model, an epsilon, a delta, an accuracy and an accountant. Everything in a claim is read from
+the files of the runs. What the board's rules do not allow is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dpjax import optional, validate
+from dpjax.experiments.checks import several_runs
+from dpjax.experiments.run import workdir, writers
+from dpjax.experiments.sweeps import cost, engine
+from dpjax.validate import UserError
+
+Row = dict[str, Any]
+
+# Data sets of the board -> (folder and prefix of its files, kinds of public data with a file).
+BOARDS = {
+  "CIFAR-10": ("CIFAR10", ("no", "IN1K", "DC1B", "any")),
+  "ImageNet": ("ImageNet", ("no", "DC1B", "any")),
+  "CheXpert": ("CheXpert", ("no", "IN1K", "any")),
+  "EyePACS": ("EyePACS", ("no", "IN1K", "any")),
+}
+# Names of dpjax's own data sets -> their data set on the board.
+_OURS = {"cifar10": "CIFAR-10"}
+# Public data sets that have a file of their own. All others share the file "any".
+_PUBLIC = {
+  "imagenet1k": "IN1K",
+  "imagenet": "IN1K",
+  "datacomp": "DC1B",
+  "datacomp1b": "DC1B",
+}
+# No claim on the board has a larger delta.
+_LARGEST_DELTA = 1e-5
+_ACCOUNTANTS = {"pld": "dp_accounting PLD", "rdp": "dp_accounting RDP"}
+_SPLIT = " @ "
+
+
+def _check_line(field: str, words: str) -> None:
+  """Refuses words that do not fit in one line of YAML."""
+  if not words.isprintable():
+    raise UserError("must be one line of printable text", field=field, value=words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+  """One line of the board.
+
+  Attributes:
+    model: words for the model.
+    epsilon: rounded up to three decimals, so that it still holds.
+    delta: probability with which the epsilon may fail.
+    score: mean over the seeds, in [0, 1].
+    lowest, highest: of the seeds.
+    seeds: number of runs.
+    accountant: words for the accountant.
+    meaning: (kind of epsilon, neighbouring relation).
+    is_auc: whether the score is an area under a curve, not an accuracy.
+  """
+
+  model: str
+  epsilon: float
+  delta: float
+  score: float
+  lowest: float
+  highest: float
+  seeds: int
+  accountant: str
+  meaning: tuple[str, str]
+  is_auc: bool = False
+
+  @property
+  def accuracy(self) -> str:
+    """Returns the score as the board writes it, rounded down to two decimals.
+
+    >>> Claim("CNN", 1.0, 1e-5, 0.70379, 0.7, 0.71, 3, "", ("", "")).accuracy
+    '70.37%'
+    """
+    return f"{_percent(self.score)}%{' AUC' if self.is_auc else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """The method that an entry names: words that no run knows.
+
+  Attributes:
+    name: title of the method or of its paper.
+    authors: names.
+    url: address of the paper.
+    code: address of the code.
+    venue: where it was published.
+    venue_date: YYYY-MM-DD. Empty: today.
+  """
+
+  name: str
+  authors: str
+  url: str = "N/A"
+  code: str = "N/A"
+  venue: str = "Unpublished"
+  venue_date: str = ""
+
+  def __post_init__(self) -> None:
+    for field in ("name", "authors"):
+      if not getattr(self, field).strip():
+        raise UserError("must not be empty", field=field, value=getattr(self, field))
+    for field in dataclasses.fields(self):
+      _check_line(field.name, getattr(self, field.name))
+    if self.venue_date:
+      try:
+        datetime.date.fromisoformat(self.venue_date)
+      except ValueError:
+        raise UserError(
+          "must be a day, such as 2026-05-31", field="venue_date", value=self.venue_date
+        ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """What a file of the board gets.
+
+  Attributes:
+    claims: the lines, smallest epsilon first.
+    data_set: name on the board.
+    public_data: words for the public data; empty where there were none.
+    file: path inside of the board's repository.
+  """
+
+  claims: tuple[Claim, ...]
+  data_set: str
+  public_data: str
+  file: str
+
+
+def read(
+  folders: Sequence[str],
+  *,
+  data_set: str | None = None,
+  public_data: str = "",
+  model: str = "",
+  series: str = "",
+  metric: str = "test_accuracy",
+) -> Entry:
+  """Reads the claims of finished runs.
+
+  Runs that differ in their seed alone are one claim, their mean.
+
+  Args:
+    folders: folders of runs (result.json) and of sweeps (sweep.json).
+    data_set: data set of the board (`BOARDS`). None: follows from the data of the runs.
+    public_data: public data that the model has seen. Empty: none.
+    model: words for the model. Empty: the variant's name in a sweep, else the model's name.
+    series: take only variants of this name, the part before " @ ". Empty: all.
+    metric: key of the result. One with "auc" in its name is shown as an area under a curve.
+
+  Raises:
+    UserError: one line: a folder without finished runs, or what the board does not take.
+  """
+  _check_line("public_data", public_data)
+  if not folders:
+    raise UserError("must name folders of runs or sweeps", field="folders", value=[])
+  if len({pathlib.Path(folder).resolve() for folder in folders}) < len(folders):
+    raise UserError("must not name a folder twice", field="folders", value=list(folders))
+  rows = [row for folder in folders for row in _rows(pathlib.Path(folder))]
+  known = list(dict.fromkeys(row["series"] for row in rows))
+  rows = [row for row in rows if not series or row["series"] == series]
+  if not rows:
+    raise UserError(
+      f"must be one of {validate.listed(known)}", field="series", value=series
+    )
+  for row in rows:
+    _check(row, metric)
+  groups: dict[tuple[Any, ...], list[Row]] = {}
+  for row in rows:
+    # The settings tell apart runs of one name that differ in more than their seed.
+    key = (
+      model or row["series"],
+      row["settings"],
+      _rounded_up(row["epsilon"]),
+      row["delta"],
+    )
+    groups.setdefault(key, []).append(row)
+  for words, *_ in groups:
+    _check_line("model", words)
+  claims = [_claim(key[0], runs, metric) for key, runs in groups.items()]
+  claims.sort(key=lambda claim: (claim.model, claim.epsilon))
+  data_set = _data_set(rows, data_set)
+  return Entry(
+    claims=tuple(claims),
+    data_set=data_set,
+    public_data=public_data,
+    file=_file(data_set, rows, public_data),
+  )
+
+
+def _rows(folder: pathlib.Path) -> list[Row]:
+  """Returns the finished runs of a folder: results, with their series, settings and data."""
+  if (folder / engine.FILE).is_file():
+    return _rows_of_sweep(folder / engine.FILE)
+  if (folder / writers.RESULT).is_file():
+    return [_row_of_run(folder)]
+  raise UserError(
+    f"must be folders with {writers.RESULT} or {engine.FILE}; there is neither",
+    field="folders",
+    value=str(folder),
+  )
+
+
+def _rows_of_sweep(path: pathlib.Path) -> list[Row]:
+  content = writers.read_json(path)
+  try:
+    base = content["config"]["base"]
+    done = [row for row in content["rows"] if row["status"] == "done"]
+    variants = content["config"]["variants"]
+    rows = []
+    for row in done:
+      label = str(row.get("variant", base["model"]["name"]))
+      changed = variants.get(label, {})
+      grid = {name: row.get(name) for name in content["config"]["grid"]}
+      held = {
+        "series": label.split(_SPLIT)[0],
+        # The name of a run ends in a digest of all its fields, which the seed changes.
+        "settings": json.dumps([label, changed, {**grid, "seed": None}], sort_keys=True),
+        "accountant": {**base["privacy"], **_privacy(grid), **_privacy(changed)}[
+          "accountant"
+        ],
+      }
+      rows.append({**row, **held})
+  except (AttributeError, KeyError, TypeError) as error:
+    raise UserError(
+      f"must be the file of a sweep of private training ({type(error).__name__}: {error})",
+      field="folders",
+      value=str(path),
+    ) from error
+  if not rows:
+    raise UserError("holds no finished run", field="folders", value=str(path))
+  return rows
+
+
+def _privacy(changed: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the changed fields below `privacy`, by their last name."""
+  start = "privacy."
+  return {
+    name[len(start) :]: value for name, value in changed.items() if name.startswith(start)
+  }
+
+
+def _row_of_run(folder: pathlib.Path) -> Row:
+  # Refuses a result that was edited, or that belongs to another config.
+  several_runs.read([str(folder)])
+  result = writers.read_json(folder / writers.RESULT)
+  config = writers.read_json(folder / workdir.CONFIG)
+  if not isinstance(result, dict) or not isinstance(config, dict):
+    raise UserError("must be the folder of a run", field="folders", value=str(folder))
+  held = {name: value for name, value in config.items() if name != "seed"}
+  return {
+    **result,
+    "series": str(result.get("model", "")),
+    "settings": json.dumps(held, sort_keys=True),
+    "population": cost.population_of(config),
+  }
+
+
+def _check(row: Row, metric: str) -> None:
+  """Refuses a run that the board does not take, or whose file was not written by dpjax."""
+  kind = row.get("epsilon_kind")
+  if kind not in ("proved", "claimed"):
+    raise UserError("must be proved or claimed", field="epsilon_kind", value=kind)
+  if row.get("unit") != "example":
+    raise UserError(
+      "must be example: the board compares epsilons of one image",
+      field="unit",
+      value=row.get("unit"),
+    )
+  for name, least, largest in (
+    ("epsilon", 0.0, math.inf),
+    ("delta", 0.0, _LARGEST_DELTA),
+    (metric, 0.0, 1.0),
+  ):
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+      raise UserError("must be a number in the result", field=name, value=value)
+    if not least <= value <= largest or not math.isfinite(value):
+      raise UserError(f"must be in [{least:g}, {largest:g}]", field=name, value=value)
+  if row.get("accountant") not in _ACCOUNTANTS:
+    raise UserError(
+      f"must be one of {validate.listed(_ACCOUNTANTS)}",
+      field="accountant",
+      value=row.get("accountant"),
+    )
+  limit = _limit(row.get("population"))
+  if limit is not None:
+    raise UserError(
+      "must be null: the board takes runs on the whole data set",
+      field="data.limit",
+      value=limit,
+    )
+
+
+def _limit(population: Any) -> int | None:
+  """Returns the number of records that a run was limited to, from `cost.population`."""
+  try:
+    return json.loads(population)["limit"]
+  except (KeyError, TypeError, ValueError):
+    raise UserError(
+      "must be the description of the data", field="population", value=population
+    ) from None
+
+
+def _claim(model: str, runs: list[Row], metric: str) -> Claim:
+  scores = [float(run[metric]) for run in runs]
+  seeds = [str(run.get("seed")) for run in runs]
+  if len(set(seeds)) < len(runs):
+    raise UserError(
+      "must differ between the runs of one claim: equal seeds are one run",
+      field="seed",
+      value=sorted(seeds),
+    )
+  return Claim(
+    model=model,
+    # The largest of the runs, so that the claim holds for each.
+    epsilon=_rounded_up(max(run["epsilon"] for run in runs)),
+    delta=float(runs[0]["delta"]),
+    score=statistics.mean(scores),
+    lowest=min(scores),
+    highest=max(scores),
+    seeds=len(runs),
+    accountant=_ACCOUNTANTS[runs[0]["accountant"]],
+    meaning=(runs[0]["epsilon_kind"], str(runs[0]["neighboring_relation"])),
+    is_auc="auc" in metric,
+  )
+
+
+def _rounded_up(epsilon: float) -> float:
+  """Rounds up to three decimals.
+
+  >>> _rounded_up(0.99993), _rounded_up(1.0), _rounded_up(1.0001)
+  (1.0, 1.0, 1.001)
+  """
+  # In thousandths, whose quotient is the float nearest to the decimal number.
+  return math.ceil(epsilon * 1000) / 1000
+
+
+def _percent(score: float) -> str:
+  """Rounds a share down to hundredths of a percent.
+
+  >>> _percent(0.7037333), _percent(0.29), _percent(1.0)
+  ('70.37', '29.00', '100.00')
+  """
+  # 0.29 * 10000 is 2899.9999999999995: the rounding to 6 decimals takes that error away.
+  return f"{math.floor(round(score * 10_000, 6)) / 100:.2f}"
+
+
+def _data_set(rows: list[Row], asked: str | None) -> str:
+  names = {str(row.get("dataset")) for row in rows}
+  if len(names) > 1:
+    raise UserError("must be one data set", field="dataset", value=sorted(names))
+  name = asked or _OURS.get(names.pop(), "")
+  if name not in BOARDS:
+    raise UserError(
+      f"must be a data set of the board: {validate.listed(BOARDS)}",
+      field="data_set",
+      value=asked or rows[0].get("dataset"),
+    )
+  ours = {_OURS[row["dataset"]] for row in rows if row["dataset"] in _OURS}
+  if ours and ours != {name}:
+    raise UserError(
+      f"must be {ours.pop()}, as the data of the runs", field="data_set", value=name
+    )
+  return name
+
+
+def _file(data_set: str, rows: list[Row], public_data: str) -> str:
+  """Returns the file of the board for a data set and its public data."""
+  assumed = [text for row in rows for text in row.get("failed_assumptions") or ()]
+  if not public_data and (assumed or any(row["epsilon_kind"] == "claimed" for row in rows)):
+    reason = f" ({assumed[0]})" if assumed else ""
+    raise UserError(
+      f"must name the public data: the epsilon is claimed, not proved{reason}",
+      field="public_data",
+      value=public_data,
+    )
+  prefix, kinds = BOARDS[data_set]
+  plain = "".join(filter(str.isalnum, public_data.lower()))
+  kind = _PUBLIC.get(plain, "any") if public_data else "no"
+  kind = kind if kind in kinds else "any"
+  return f"_data/_{data_set}/{prefix}_{kind}.yml"
+
+
+def text(entry: Entry, source: Source) -> str:
+  """Returns an entry as a block of YAML, in the board's keys, with a comment on each claim.
+
+  Args:
+    entry: result of `read`.
+    source: the method that the entry names.
+
+  Returns:
+    Text that can be appended to the board's file.
+  """
+  head = dataclasses.asdict(source)
+  # A date is written without quotes, as on the board.
+  today = datetime.date.today()
+  head["venue_date"] = (
+    datetime.date.fromisoformat(source.venue_date) if source.venue_date else today
+  )
+  lines = [
+    "# Epsilons are rounded up, accuracies down. An accuracy is the mean of runs with other seeds.",
+    "# An epsilon holds for one run: choosing the settings is not counted. Measured by dpjax.",
+    "-",
+  ]
+  lines += [f"  {line}" for line in _yaml_lines(head)]
+  lines.append("  claims:")
+  for claim in entry.claims:
+    kind, relation = claim.meaning
+    seeds = (
+      f"{claim.seeds} runs from {_percent(claim.lowest)} to {_percent(claim.highest)}%"
+    )
+    lines.append(f"    # {kind}, {relation}, one example; {seeds}")
+    held = {
+      # Only the files "any" have a column for the public data.
+      **({"public_data": entry.public_data} if entry.file.endswith("_any.yml") else {}),
+      "model": claim.model,
+      "epsilon": claim.epsilon,
+      "delta": claim.delta,
+      "private_accuracy": claim.accuracy,
+      "dp_accountant": claim.accountant,
+    }
+    first, *others = _yaml_lines(held)
+    lines.append(f"    - {first}")
+    lines += [f"      {line}" for line in others]
+  return "\n".join(lines) + "\n"
+
+
+def _yaml_lines(content: Mapping[str, Any]) -> list[str]:
+  with optional.needed():
+    import yaml
+  # Wide enough that no value goes on in a second line.
+  dumped = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=10**6)
+  return dumped.splitlines()
+
+
+def parsed(path: pathlib.Path) -> tuple[str, list[dict[str, Any]]]:
+  """Reads a file of the board.
+
+  Returns:
+    Its text, and its entries. A file without entries has none.
+
+  Raises:
+    UserError: there is no such file, or it is not one of the board.
+  """
+  with optional.needed():
+    import yaml
+  if not path.is_file():
+    raise UserError("must hold the file of the board", field="board", value=str(path))
+  try:
+    content = path.read_text(encoding="utf-8")
+    # The board's parser takes tabs between words; PyYAML does not.
+    entries = yaml.safe_load(content.replace("\t", " ")) or []
+  except (UnicodeDecodeError, yaml.YAMLError) as error:
+    reason = validate.first_line(error)
+    raise UserError(f"must be YAML: {reason}", field="board", value=str(path)) from error
+  sound = isinstance(entries, list) and all(
+    isinstance(entry, dict) and isinstance(entry.get("claims"), list) for entry in entries
+  )
+  if not sound:
+    raise UserError("must be a list of entries with claims", field="board", value=str(path))
+  return content, entries
+
+
+def better(claim: Claim, entries: Iterable[Mapping[str, Any]]) -> list[str]:
+  """Returns the claims of a board that are at least as good as one's own.
+
+  Args:
+    claim: a claim of one's own.
+    entries: result of `parsed`.
+
+  Returns:
+    Words for each claim with at most this epsilon, at least this score and the same measure.
+    Claims without a number for both are passed over, and so are those without private data.
+  """
+  found = []
+  for entry in entries:
+    for row in entry["claims"]:
+      try:
+        epsilon = float(row["epsilon"])
+        number, _, measure = str(row["private_accuracy"]).strip().partition("%")
+        score = float(number) / 100
+      except (KeyError, TypeError, ValueError):
+        continue
+      same = ("AUC" in measure) == claim.is_auc
+      if same and 0 < epsilon <= claim.epsilon and score >= claim.score:
+        found.append(
+          f"{row.get('model')} ({entry.get('authors')}): {number}% at {epsilon:g}"
+        )
+  return found
