@@ -62,7 +62,7 @@ def main(*folders: str) -> None:
   out = pathlib.Path(values.out)
   if out.suffix != ".yml":
     raise validate.UserError("must end in .yml", field="out", value=values.out)
-  source = leaderboard.Source(
+  source = leaderboard.BoardMethod(
     name=values.name,
     authors=values.authors,
     url=values.url,

@@ -18,7 +18,7 @@ from tests.runs import small_run
 
 _SWEEP = "results/cifar10_patches"
 _PUBLIC = "results/cifar10_vgg_96"
-_SOURCE = leaderboard.Source(name="Patches", authors="A. Researcher")
+_SOURCE = leaderboard.BoardMethod(name="Patches", authors="A. Researcher")
 # As the board has it: a tab after a key, numbers as words, a claim without private data.
 _BOARD = """# -
 #   name: an entry that was taken back
@@ -126,7 +126,7 @@ def test_public_data_must_be_named_and_choose_the_file():
 @hypothesis.settings(max_examples=200, deadline=None)
 def test_any_words_come_back_or_are_refused(name, authors, code, model):
   try:
-    source = leaderboard.Source(name=name, authors=authors, code=code)
+    source = leaderboard.BoardMethod(name=name, authors=authors, code=code)
     entry = leaderboard.read([_SWEEP], model=model)
   except UserError as error:
     assert "\n" not in str(error)

@@ -54,7 +54,7 @@ def _check_line(field: str, words: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
+class BoardClaim:
   """One line of the board.
 
   Attributes:
@@ -84,14 +84,14 @@ class Claim:
   def accuracy(self) -> str:
     """Returns the score as the board writes it, rounded down to two decimals.
 
-    >>> Claim("CNN", 1.0, 1e-5, 0.70379, 0.7, 0.71, 3, "", ("", "")).accuracy
+    >>> BoardClaim("CNN", 1.0, 1e-5, 0.70379, 0.7, 0.71, 3, "", ("", "")).accuracy
     '70.37%'
     """
     return f"{_percent(self.score)}%{' AUC' if self.is_auc else ''}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class BoardMethod:
   """The method that an entry names: words that no run knows.
 
   Attributes:
@@ -136,7 +136,7 @@ class Entry:
     file: path inside of the board's repository.
   """
 
-  claims: tuple[Claim, ...]
+  claims: tuple[BoardClaim, ...]
   data_set: str
   public_data: str
   file: str
@@ -317,7 +317,7 @@ def _limit(population: Any) -> int | None:
     ) from None
 
 
-def _claim(model: str, runs: list[Row], metric: str) -> Claim:
+def _claim(model: str, runs: list[Row], metric: str) -> BoardClaim:
   scores = [float(run[metric]) for run in runs]
   seeds = [str(run.get("seed")) for run in runs]
   if len(set(seeds)) < len(runs):
@@ -326,7 +326,7 @@ def _claim(model: str, runs: list[Row], metric: str) -> Claim:
       field="seed",
       value=sorted(seeds),
     )
-  return Claim(
+  return BoardClaim(
     model=model,
     # The largest of the runs, so that the claim holds for each.
     epsilon=_rounded_up(max(run["epsilon"] for run in runs)),
@@ -397,7 +397,7 @@ def _file(data_set: str, rows: list[Row], public_data: str) -> str:
   return f"_data/_{data_set}/{prefix}_{kind}.yml"
 
 
-def text(entry: Entry, source: Source) -> str:
+def text(entry: Entry, source: BoardMethod) -> str:
   """Returns an entry as a block of YAML, in the board's keys, with a comment on each claim.
 
   Args:
@@ -477,7 +477,7 @@ def parsed(path: pathlib.Path) -> tuple[str, list[dict[str, Any]]]:
   return content, entries
 
 
-def better(claim: Claim, entries: Iterable[Mapping[str, Any]]) -> list[str]:
+def better(claim: BoardClaim, entries: Iterable[Mapping[str, Any]]) -> list[str]:
   """Returns the claims of a board that are at least as good as one's own.
 
   Args:

@@ -92,6 +92,17 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Message:
   return Message(sender, _records(memoryview(data), kind, sender, each))
 
 
+def kind(data: bytes) -> str:
+  """Returns the kind that a message says it is of; empty for other bytes. Nothing is validated.
+
+  >>> kind(write("sums", bytes(16), 7, {})), kind(b"hello")
+  ('sums', '')
+  """
+  place = len(_MAGIC)
+  code = data[place] if len(data) > place and data[:place] == _MAGIC else len(KINDS)
+  return KINDS[code] if code < len(KINDS) else ""
+
+
 def _records(data: memoryview, kind: str, sender: int, each: int) -> dict[int, memoryview]:
   records: dict[int, memoryview] = {}
   last = -1

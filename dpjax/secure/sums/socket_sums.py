@@ -1,4 +1,4 @@
-"""SecAgg between processes: server and clients are separate programs.
+"""Secure sums between processes: server and clients are separate programs.
 
 `serve` is the server, `take_part` a client: the same states and messages as in memory, over
 the sockets of `parallel.lobby`. A client that is killed, leaves or hangs at any time is a
@@ -11,14 +11,16 @@ Strangers are let go at the meeting (`parallel.lobby`), without a line. A client
 or a wrong message is left out, with one line to `report`. That costs nobody else anything, except
 for envelopes that a client cannot open, which silence it (`secagg`). Clients that send so slowly
 that they keep others waiting are left out after a quarter of the phase. With messages above 8 MiB,
-32 such clients use up a phase.
+32 such clients use up a phase. The server of a committee holds the shares that its members have not
+taken yet.
 
-What is hidden is what `secagg` says. Connections are neither encrypted nor authenticated, so the
-network is trusted no more than the server. SecAgg needs neither against listeners. Against anyone
-who changes messages or takes a client's place, terms with a directory are needed. The server sees
-when each message came.
+What is hidden is what `secagg` says, or `committee` for `CommitteeTerms`. Connections are neither
+encrypted nor authenticated, so the network is trusted no more than the server. The protocols need
+neither against listeners. Against anyone who changes messages or takes a client's place, terms with
+a directory are needed, which a committee does not have. The server sees when each message came.
 
     organiser:  terms = Terms(secrets.token_bytes(16), clients, t, t, length); written(terms)
+                or terms = Committee(num_members=5, colluding=2).terms(clients, length)
     server:     serve(terms, "0.0.0.0:9000")
     client 7:   take_part(terms, 7, vector, "HOST:9000")
 
@@ -47,11 +49,11 @@ import numpy as np
 
 from dpjax import names, validate
 from dpjax.parallel import lobby
-from dpjax.secure.sums import messages, secagg_client, secagg_server, simulated
+from dpjax.secure.sums import dialogue
+from dpjax.secure.sums.committee import CommitteeTerms
+from dpjax.secure.sums.dialogue import AnyTerms
 from dpjax.secure.sums.interface import Cost, Summed
-from dpjax.secure.sums.secagg_client import record_bytes
 from dpjax.secure.sums.terms import Terms
-from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
 
 _FRAME = struct.Struct("<Q")
@@ -66,13 +68,15 @@ _SHARE = 4
 # direction.
 _STALL = 5.0
 _TURN = 0.2
+# In a file of terms: the protocol, unless it is SecAgg.
+_COMMITTEE = "committee"
 Report = Callable[[str], None]
 
 
 # --- terms, as a file for all parties
 
 
-def written(terms: Terms) -> str:
+def written(terms: AnyTerms) -> str:
   """Serialises the terms as JSON.
 
   >>> terms = Terms(bytes(16), (1, 2, 3), 2, 2, length=10)
@@ -81,12 +85,14 @@ def written(terms: Terms) -> str:
   """
   fields = dataclasses.asdict(terms)
   fields["session"] = terms.session.hex()
+  if isinstance(terms, CommitteeTerms):
+    return json.dumps({"protocol": _COMMITTEE, **fields})
   if terms.directory is not None:
     fields["directory"] = [key.hex() for key in terms.directory]
   return json.dumps(fields)
 
 
-def read(text: str) -> Terms:
+def read(text: str) -> AnyTerms:
   """Parses the terms that `written` made.
 
   Raises:
@@ -96,6 +102,8 @@ def read(text: str) -> Terms:
     fields = json.loads(text)
     fields["session"] = bytes.fromhex(fields["session"])
     fields["clients"] = tuple(fields["clients"])
+    if fields.pop("protocol", "") == _COMMITTEE:
+      return CommitteeTerms(**fields)
     if fields["directory"] is not None:
       fields["directory"] = tuple(bytes.fromhex(key) for key in fields["directory"])
     return Terms(**fields)
@@ -107,7 +115,7 @@ def read(text: str) -> Terms:
     ) from error
 
 
-def hello(terms: Terms, process: int) -> dict[str, object]:
+def hello(terms: AnyTerms, process: int) -> dict[str, object]:
   """Returns the greeting of process 0, the server, or of process i, the i-th client."""
   digest = hashlib.sha256(written(terms).encode()).hexdigest()
   return {
@@ -191,6 +199,10 @@ class _Line:
       self._unsent.popleft()
     return count > 0
 
+  def forget(self) -> None:
+    """Drops what was not sent: the client takes nothing more."""
+    self._unsent.clear()
+
   def close(self) -> None:
     self._connection.close()
 
@@ -220,9 +232,11 @@ class _Phase:
     """Waits for a moment, within the phase's time. Returns (client, what its line can do now) for
     each line that is ready."""
     with selectors.DefaultSelector() as ready:
-      for who in self.waiting:
-        events = selectors.EVENT_READ * self._listens(who)
-        events |= selectors.EVENT_WRITE * self._lines[who].has_unsent
+      for who, line in self._lines.items():
+        # A client that has sent its message may still be sent those of others.
+        is_heard = who in self.waiting and self._listens(who)
+        events = selectors.EVENT_READ * is_heard
+        events |= selectors.EVENT_WRITE * line.has_unsent
         if events:
           ready.register(self._lines[who].fileno(), events, who)
       # Wakes up often enough to notice late clients.
@@ -240,7 +254,10 @@ class _Phase:
         self._first.setdefault(who, now)
         return self._lines[who].more(self._most)
     except _Gone as gone:
-      return str(gone)
+      if who in self.waiting:
+        return str(gone)
+      # Nothing is due from it now. If a later phase waits for it, it is found to be gone.
+      self._lines[who].forget()
     return None
 
   def late(self, now: float) -> dict[int, str]:
@@ -289,7 +306,7 @@ def _heard(
 
 
 def serve(
-  terms: Terms,
+  terms: AnyTerms,
   coordinator: str,
   *,
   connect_timeout: float = 60.0,
@@ -306,75 +323,88 @@ def serve(
     report: gets one line about anyone who is left out, and why.
 
   Returns:
-    the sum. Its cost's expansions and agreements are those of the formula
-    (`simulated.predicted`), since clients do not tell; bytes are counted.
+    the sum. Its cost's expansions and agreements are those of a formula, since clients do not
+    tell. Bytes are counted.
 
   Raises:
-    UserError: too few clients came, or are left (`secagg_server.close`), or shares do not fit.
+    UserError: too few clients came, or are left, or shares do not fit.
   """
   validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
   start = time.perf_counter()
   at = lobby.address(coordinator)
-  fewest = max(terms.min_survivors, terms.threshold)
+  server = dialogue.server(terms)
+  fewest = dialogue.fewest(terms)
   met = lobby.host(at, hello(terms, 0), connect_timeout, fewest=fewest)
   lines = {terms.clients[place - 1]: _Line(link) for place, link in met.items()}
   try:
-    return _served(terms, lines, phase_timeout, report, start)
+    return _served(server, lines, phase_timeout, report, start)
   finally:
     for line in lines.values():
       line.close()
 
 
 def _served(
-  terms: Terms, lines: dict[int, _Line], seconds: float, report: Report, start: float
+  server: dialogue.SumServer,
+  lines: dict[int, _Line],
+  seconds: float,
+  report: Report,
+  start: float,
 ) -> Summed:
-  state = secagg_server.start(terms)
   moved = Counter[int]()
-  there: list[tuple[int, ...]] = []
-  while state.phase:
-    kind = state.phase
+  while server.phase:
+    kind = server.phase
     until = time.monotonic() + seconds
-    most = messages.size(len(terms.clients), record_bytes(terms, kind))
-    # In these phases a client sends one record, about itself only.
-    if kind in ("keys", "masked", "agreed"):
-      most = messages.size(1, record_bytes(terms, kind))
-    wanted = [who for who in secagg_server.expected(state) if who in lines]
-    answered = []
-    for who, said in _heard(lines, wanted, most, until):
+    wanted = [who for who in server.expected() if who in lines]
+    # Messages for clients that are busy with their own, and do not read: they wait here.
+    held = {who: list[bytes]() for who in wanted}
+    for who, said in _heard(lines, wanted, server.largest(), until):
+      # It reads again.
+      waiting = held.pop(who)
       try:
         if isinstance(said, str):
           raise UserError(f"{kind}: client {who} {said}")
-        state = secagg_server.receive(state, said, who)
-        moved[who] += len(said) + _FRAME.size
-        answered.append(who)
+        outgoing = server.receive(said, who)
       except UserError as error:
         report(str(error))
         moved[who] += lines[who].bytes_sent
         lines.pop(who).close()
-    if kind != "agreed":
-      there.append(tuple(sorted(answered)))
-    state, outgoing = secagg_server.close(state)
-    for who in outgoing.keys() & lines.keys():
-      # Sent while the messages of the next phase are received.
-      lines[who].put(outgoing[who])
+        continue
+      moved[who] += len(said) + _FRAME.size
+      for data in waiting:
+        lines[who].put(data)
+      _put_on(lines, outgoing, held)
+    # Sent while the messages of the next phase are received.
+    _put_on(lines, server.close(), {})
   moved.update({who: line.bytes_sent for who, line in lines.items()})
-  unmasked = secagg_server.total(state)
-  formula = simulated.predicted(terms, Present(*there))
+  found = server.found()
   cost = Cost(
     client_bytes=max(moved.values()),
     server_bytes=sum(moved.values()),
-    expansions=formula.expansions,
-    operations=formula.operations,
+    expansions=found.expansions,
+    operations=found.operations,
     seconds=time.perf_counter() - start,
   )
-  return Summed(unmasked.total, unmasked.survivors, cost)
+  return Summed(found.total, found.survivors, cost)
+
+
+def _put_on(
+  lines: Mapping[int, _Line],
+  outgoing: Mapping[int, bytes],
+  held: Mapping[int, list[bytes]],
+) -> None:
+  """Puts messages on the lines of their clients, or into the list of a client that has one."""
+  for who, data in outgoing.items():
+    if who in held:
+      held[who].append(data)
+    elif who in lines:
+      lines[who].put(data)
 
 
 # --- client
 
 
 def take_part(
-  terms: Terms,
+  terms: AnyTerms,
   me: int,
   vector: np.ndarray,
   coordinator: str,
@@ -387,7 +417,8 @@ def take_part(
   deleted at the end.
 
   Args:
-    vector: [d] unsigned integers of the terms' type; it leaves this process only masked.
+    vector: [d] unsigned integers of the terms' type. It leaves this process only masked, or as
+      shares that are sealed.
     coordinator: "HOST:PORT" of the server.
     phase_timeout: same as the server's. A client waits 2 phase_timeout + connect_timeout seconds.
 
@@ -395,14 +426,15 @@ def take_part(
     UserError: the server is not there, refuses this client, sends something wrong or nothing,
       or ends the sum before this client has sent its last message.
   """
-  member, said = secagg_client.start(terms, me, signing_key=signing_key)
+  client = dialogue.client(terms, me, signing_key=signing_key)
   mine = hello(terms, terms.clients.index(me) + 1)
   enough_time = 2 * phase_timeout + connect_timeout
   ((_, connection),) = lobby.join(lobby.address(coordinator), mine, connect_timeout).items()
   with contextlib.closing(connection):
-    _put(connection, said, enough_time)
-    while member.expects:
-      most = messages.size(len(terms.clients), record_bytes(terms, member.expects))
+    if client.first is not None:
+      _put(connection, client.first, enough_time)
+    while not client.is_done:
+      most = client.largest()
       # Refused before it is read: a server must not fill a client's memory.
       until = time.monotonic() + enough_time
       (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
@@ -411,9 +443,9 @@ def take_part(
           f"announced {length} bytes, at most {most} are taken", field="server"
         )
       data = _read(connection, length, until)
-      answer_vector = vector if member.expects == "forwarded" else None
-      member, said = secagg_client.answer(member, data, answer_vector)
-      _put(connection, said, enough_time)
+      said = client.answer(data, vector)
+      if said is not None:
+        _put(connection, said, enough_time)
 
 
 def _put(connection: socket.socket, data: bytes, seconds: float) -> None:
