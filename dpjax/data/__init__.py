@@ -3,8 +3,8 @@
 `load` reads a named data set, `from_arrays` takes your own; both give a `Dataset`, and
 `dataset[indices]` is a `dpjax.types.Example` batch. A `Federation` says which rows belong to
 which client. `partition` makes artificial federations, and `by_client` groups rows by ids. Natural
-federations are read by `natural_federation`, `leaf_federation`, `tff_federation` and
-`shakespeare_federation`.
+federations are read by `natural_federation`, `leaf_federation`, `tff_federation`,
+`pfl_federation` and `shakespeare_federation`.
 No transformation here is chosen from the values; `preprocess` says why, and what to use instead.
 """
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
   from dpjax.data.leaf import leaf_federation as leaf_federation
   from dpjax.data.natural import by_client as by_client
   from dpjax.data.natural import natural_federation as natural_federation
+  from dpjax.data.pfl import pfl_federation as pfl_federation
   from dpjax.data.random_process import load_random_process as load_random_process
   from dpjax.data.registry import EMBEDDED as EMBEDDED
   from dpjax.data.registry import load as load

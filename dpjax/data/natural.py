@@ -6,7 +6,8 @@ are sorted by id, and rows keep the order of the data. So what a client holds, a
 kept, depends on no other client's records.
 
 `natural_federation` reads any prepared data with a field that names the client;
-`leaf_federation` and `tff_federation` read file formats that name the client of each record.
+`leaf_federation`, `tff_federation` and `pfl_federation` read file formats that name the client of
+each record.
 Vocabulary and classes are declared, never taken from the data. Nothing is downloaded.
 """
 

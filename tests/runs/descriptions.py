@@ -18,14 +18,15 @@ import numpy as np
 import optax
 from jax import core
 
-from dpjax import accounting, data, federated, models, secure, training, trees
-from dpjax.data import digits, published, registry, shakespeare, tff
+from dpjax import accounting, data, federated, models, secure, training, trees, validate
+from dpjax.data import digits, pfl, published, registry, shakespeare, tff
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit as central_audit
 from dpjax.experiments.kinds.central import build, one_release
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.models import sentence_encoder
 from dpjax.types import Example
+from dpjax.validate import UserError
 
 _KEY = jax.random.key(7)
 _TREE = {"w": jnp.array([[0.5, -1.0], [2.0, 0.25]]), "b": jnp.array([0.1, -3.0])}
@@ -161,6 +162,48 @@ def _writers(name: Any, data_dir: Any, *, num_classes: int, max_examples: Any, *
   return federation, federation
 
 
+# Users of each file of pfl-research here: more than half as many as its config declares.
+_PFL_USERS = {"flair_federated.hdf5": 25_000, "stackoverflow.hdf5": 180_000}
+
+
+@functools.cache
+def _pfl_users(
+  name: Any,
+  data_dir: Any,
+  *,
+  num_classes: Any,
+  image_size: Any,
+  fine_grained: bool,
+  test_split: str,
+  max_examples: Any,
+):
+  """A user for each row, and one user with 600; values depend on all arguments."""
+  validate.one_of(("val", "test"), test_split=test_split)
+  if name not in _PFL_USERS:
+    raise UserError("no such file", field="name", value=name)
+  number = _PFL_USERS[name]
+  word = hashlib.sha256(repr((name, data_dir, image_size, fine_grained)).encode()).digest()
+  rng = np.random.default_rng(list(word))
+  owners = np.minimum(np.arange(number + 599), number - 1)
+  if name.startswith("flair"):
+    x = rng.random((len(owners), 4, 4, 3), np.float32)
+    y = rng.integers(0, 2, (len(owners), num_classes))
+    names = tuple(f"label {place}" for place in range(num_classes))
+    made = data.from_arrays(x, y, target=data.Labels(names), name=name)
+  else:
+    x = rng.integers(1, 50, (len(owners), 21)).astype(np.int32)
+    made = data.from_arrays(
+      x, np.zeros(len(x), int), num_classes=1, vocab_size=50, name=name
+    )
+  test = data.from_arrays(
+    made.x[:100] if test_split == "val" else made.x[100:200], np.asarray(made.y)[:100],
+    name=name, split="test", vocab_size=made.vocab_size,
+    **({"target": made.target} if made.target else {"num_classes": 1}),
+  )  # fmt: skip
+  federation = data.by_client(made, owners, max_examples=max_examples)
+  return federation, data.by_client(test, np.arange(100))
+
+
 _PARAMS: dict[str, Any] = {}
 
 
@@ -209,6 +252,7 @@ def fast():
     mock.patch.object(sentence_encoder, "sentence_chunks", _sentences),
     mock.patch.object(shakespeare, "shakespeare_federation", _roles),
     mock.patch.object(tff, "tff_federation", _writers),
+    mock.patch.object(pfl, "pfl_federation", _pfl_users),
   ):
     yield
 

@@ -100,7 +100,7 @@ def _small(config):
   small = {"data.name": "digits", "data.limit": 60, "model.name": "linear"}
   if isinstance(config, FedConfig):
     small |= {"data.limit": 400, "partition": "iid"}  # others want their own data, or more
-    small |= {"data.num_classes": None, "data.data_dir": None}
+    small |= {"data.num_classes": None, "data.data_dir": None, "data.num_users": None}
   small |= {"model.options": {}, "eval_every": 2, "checkpoint_every": 2}
   if config.privacy.method not in ("sgd", "none"):  # calibration takes longer than the run
     small |= {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0}
@@ -167,8 +167,8 @@ def _first_of_its_kind(configs, used):
   seen = set()
   for name, config in configs.items():
     ways = repr((type(config), sorted(used(config)), config.data.name == "shakespeare"))
-    natural = config.data.name.endswith(".sqlite")
-    # what clients that the data name add is in test_natural_clients
+    natural = config.data.name.endswith((".sqlite", ".hdf5"))
+    # what clients that the data name add is in test_natural_clients and test_pfl_benchmarks
     yield pytest.param(name, marks=[pytest.mark.long] if ways in seen or natural else [])
     seen.add(ways)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from dpjax import federated, gradients, sampling, transforms
-from dpjax.data import leaf, natural, partition, shakespeare, tff
+from dpjax.data import leaf, natural, partition, pfl, shakespeare, tff
 from dpjax.experiments.config import common, optimizers, rules
 from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.common import COUNT
@@ -56,6 +56,26 @@ def _tff(data: DataConfig, max_examples: int | None) -> Any:
   return tff.tff_federation(data.name, **_read(data), max_examples=max_examples)
 
 
+def _pfl(
+  data: DataConfig,
+  image_size: int | None,
+  fine_grained: bool,
+  test_split: str,
+  max_examples: int | None,
+) -> Any:
+  """The users of a file of pfl-research's benchmarks, data.name, .hdf5: FLAIR's photographs with
+  several labels each, or StackOverflow's sentences of words."""
+  return pfl.pfl_federation(
+    data.name,
+    data.data_dir,
+    num_classes=data.num_classes,
+    image_size=image_size,
+    fine_grained=fine_grained,
+    test_split=test_split,
+    max_examples=max_examples,
+  )
+
+
 def _read(data: DataConfig) -> dict[str, Any]:
   return {name: getattr(data, name) for name in ("data_dir", "max_length", "num_classes")}
 
@@ -79,6 +99,9 @@ NATURAL = {
   "natural": settings(_by_field, client_id="", max_examples=None),
   "leaf": settings(_leaf, shape=None, max_examples=None),
   "tff": settings(_tff, max_examples=None),
+  "pfl": settings(
+    _pfl, image_size=None, fine_grained=False, test_split="val", max_examples=None
+  ),
 }
 # Facts that each algorithm declares, so a new algorithm needs no line here.
 _DESCRIBED = described.algorithms()
@@ -213,8 +236,8 @@ class FedConfig(WithChoices):
   partition: Annotated[
     Any,
     Choice({**PARTITIONS, **NATURAL}),
-    "how examples are dealt to clients; natural (by a field), leaf, tff and shakespeare: the "
-    "clients of the data",
+    "how examples are dealt to clients; natural (by a field), leaf, tff, pfl and shakespeare: "
+    "the clients of the data",
   ] = "iid"
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   loss: Annotated[

@@ -1,0 +1,106 @@
+"""The benchmarks of pfl-research, as published, over few users in the true format."""
+
+import numpy as np
+import pytest
+
+from configs.fed import flair, stackoverflow
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.federated import build
+from dpjax.experiments.run import loop
+from dpjax.validate import UserError
+from tests.data import client_files
+
+pytest.importorskip("h5py", reason="needs the extra 'h5'")
+
+_SHORT = {"num_rounds": 2, "clients_per_round": 3.0, "eval_every": 2, "checkpoint_every": 2}
+_LABELS = [f"label {number}" for number in range(17)]
+
+
+def _photographs(folder):
+  rng = np.random.default_rng(0)
+
+  def user():
+    return [
+      (int(rng.integers(256)), list(rng.choice(_LABELS, 2, replace=False)))
+      for _ in range(rng.integers(1, 5))
+    ]
+
+  splits = {
+    "train": {f"{number}@N": user() for number in range(12)},
+    "val": {f"{number}@N": user() for number in range(90, 93)},
+  }
+  client_files.flair(folder / "flair_federated.hdf5", splits, _LABELS, side=16)
+  small = {"partition.image_size": 8, "model.name": "linear", "model.options": {}}
+  return {**_SHORT, **small, "data.num_users": 12, "data.data_dir": str(folder)}
+
+
+def _sentences(folder):
+  rng = np.random.default_rng(0)
+
+  def user():
+    return [[18, *map(int, rng.integers(1, 17, 4)), 19] for _ in range(rng.integers(1, 5))]
+
+  splits = {
+    "train": {str(number): user() for number in range(12)},
+    "val": {"v": user()},
+  }
+  client_files.pfl_sentences(folder / "stackoverflow.hdf5", splits)
+  small = {"num_layers": 1, "num_heads": 2, "features": 8, "max_length": 7}
+  return {
+    **_SHORT,
+    "model.options": small,
+    "data.num_users": 12,
+    "data.data_dir": str(folder),
+  }
+
+
+def test_flair_trains_over_its_photographers(tmp_path):
+  config = fields.replace_all(flair.get_config(), _photographs(tmp_path))
+  result = loop.train(config, tmp_path / "run")
+  assert result["task"] == "multi_label" and result["partition"] == "pfl"
+  assert result["num_clients"] == 12 and result["unit"] == "user"
+  # As the benchmark counts: noise of 5,000 of a million clients.
+  assert result["epsilon_kind"] == "simulated" and result["epsilon"] <= 2.0
+  train, test = build.load_data(config)
+  assert train.dataset.x.shape[1:] == (8, 8, 3) and train.dataset.y.shape[1:] == (17,)
+  assert train.dataset.x.min() >= 0 and train.dataset.x.max() <= 1
+  assert len(test) == sum(1 for _ in test.x)
+
+
+def test_stackoverflow_trains_over_its_users(tmp_path):
+  config = fields.replace_all(stackoverflow.get_config(), _sentences(tmp_path))
+  result = loop.train(config, tmp_path / "run")
+  assert result["task"] == "language_modeling" and result["partition"] == "pfl"
+  assert result["num_clients"] == 12 and result["epsilon_kind"] == "simulated"
+
+
+def test_with_its_own_users_alone_the_epsilon_is_proved(tmp_path):
+  """Without the simulation: few users leave little, and the statement says it of them."""
+  own = {"privacy.simulated_cohort": None, "privacy.simulated_clients": None}
+  overrides = {
+    **_photographs(tmp_path),
+    **own,
+    "privacy.epsilon": 50.0,
+    "privacy.delta": 1e-3,
+  }
+  config = fields.replace_all(flair.get_config(), overrides)
+  result = loop.train(config, tmp_path / "run")
+  assert result["epsilon_kind"] == "proved" and "12 users" in result["privacy_statement"]
+
+
+@pytest.mark.parametrize(
+  ("overrides", "says"),
+  [
+    ({"data.num_classes": None}, "num_classes: must be declared"),
+    ({"partition.image_size": 5}, "image_size=5: must divide the 16 pixels"),
+    ({"partition.test_split": "train"}, "test_split='train': must be"),
+    ({"data.num_users": None}, "data.num_users=None: "),
+    ({"data.name": "none.hdf5"}, "no file"),
+    ({"model.name": "transformer"}, "model.name='transformer': needs text"),
+  ],
+)
+def test_a_wrong_field_is_one_line(tmp_path, overrides, says):
+  config = fields.replace_all(flair.get_config(), {**_photographs(tmp_path), **overrides})
+  with pytest.raises(UserError, match=says) as error:
+    loop.train(config, tmp_path / "run")
+  assert "\n" not in str(error.value)
