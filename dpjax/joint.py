@@ -28,7 +28,8 @@ from dpjax.plan import Plan, SpentBudget
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
-# The field of a part that holds its noise. `JointPlan.calibrated` scales all of them together.
+# Field with the noise multiplier of a part. `JointPlan.calibrated` scales the noise multipliers of
+# all parts by one factor.
 _NOISE = "noise_multiplier"
 
 
@@ -49,15 +50,15 @@ class JointPlan:
 
   Guarantee: all releases together are (epsilon(), delta)-private for a record that every part
   protects. Each plan must run on its `batches`, each mechanism on the data, and none more often
-  than `allowed(name)`. Parts may run in any order and by turns, and each may depend on what was
-  released before: their parameters are fixed here, so this is concurrent composition (Vadhan and
-  Zhang 2023, arXiv:2207.08335, for f-DP). Parts on different data are accounted as if they read
-  the same data, which never makes epsilon smaller.
+  than `allowed(name)`. Steps of the parts may run in any order, and each may depend on what was
+  released before. The parameters of all parts are fixed here, so this is concurrent composition
+  (Vadhan and Zhang 2023, arXiv:2207.08335, for f-DP). Parts on different data are accounted as if
+  they read the same data, which never makes epsilon smaller.
 
   Give each plan's `batches` its own seed, or none. Two plans with the same draws do not sample
   independently, which no ledger can detect.
 
-  Quote the epsilon of the joint plan. That of one plan leaves the other parts out.
+  Quote the epsilon of the joint plan. The epsilon of one plan leaves the other parts out.
 
   >>> from dpjax import PoissonSampler, mechanisms
   >>> train = Plan(sampler=PoissonSampler(prob=0.1, capacity=200), noise_multiplier=1.0,
@@ -126,7 +127,8 @@ class JointPlan:
       )
 
   def _checked_relation(self) -> NeighboringRelation:
-    """Returns the relation that all plans share; without a plan, that of the first mechanism."""
+    """Returns the relation that was asked for. "" stands for that of the plans, or, without a plan,
+    that of the first mechanism. Raises UserError if a plan has another relation."""
     stated = {
       name: str(part.neighboring_relation)
       for name, part in self.parts.items()
@@ -189,7 +191,7 @@ class JointPlan:
       except UserError as error:
         return error.at(f"parts[{name!r}]")
     try:
-      # Each part may have a proof by itself, and the parts together none.
+      # Even if each part has a proof by itself, the parts together may have none.
       accountable(self.event(), relation, accountant)
     except UserError as error:
       return error
@@ -220,7 +222,7 @@ class JointPlan:
 
     Raises:
       UserError: no part's noise may change; the parts whose noise stays cost more than epsilon;
-        a noise multiplier of 0 in the others; or what the class raises.
+        a part whose noise may change has none; or what the class raises.
     """
     validate.positive(epsilon=epsilon)
     names = [fixed] if isinstance(fixed, str) else list(fixed)
@@ -252,7 +254,8 @@ class JointPlan:
       }
       return dataclasses.replace(shares, parts={**shares.parts, **changed})
 
-    # The share of delta reserved for draws above a capacity is fixed. Capacities follow below.
+    # The share of delta reserved for draws above a capacity is fixed here. The capacities are
+    # fitted to it at the end.
     padded = [name for name in shares.parts if shares._can_overflow(name)]
     left = delta * (1 - overflow.OVERFLOW_SHARE) if padded else delta
     kept = dict.fromkeys(free, 0)
@@ -279,11 +282,15 @@ class JointPlan:
   def _with_capacities_for(self, epsilon: float, padded: list[str]) -> JointPlan:
     """Returns these parts, with plan deltas so small that overflow fits into the joint share.
 
-    Let B be the abort probability of a plan, and own the plan's own epsilon. The plan sizes its
-    capacity so that (1 + e^own) B <= the share of its own delta. All parts together need
-    (1 + e^epsilon) sum B <= the share of the joint delta. A smaller delta of a plan makes its B
-    smaller. Its own epsilon then grows, which makes B smaller still, so one division by the excess
-    is enough.
+    A plan with epsilon e aborts with a probability B. It sizes its capacity so that
+    (1 + exp(e)) B <= the share of the plan's delta. All parts together need
+    (1 + exp(epsilon)) sum B <= the share of the joint delta. So a plan's delta is divided by
+    (1 + exp(epsilon)) / (1 + exp(e)) if this is above 1. A smaller delta raises e, which makes B
+    smaller still, so one division is enough.
+
+    Args:
+      epsilon: epsilon of all parts together.
+      padded: names of the plans whose batches can overflow.
     """
     changed = {}
     for name in padded:
@@ -300,7 +307,7 @@ class JointPlan:
     return self.parts[name]
 
   def fitted(self, num_examples: int) -> JointPlan:
-    """Returns a joint plan in which each sampler has the least capacity that delta allows.
+    """Returns a joint plan in which each sampler has the smallest capacity that delta allows.
 
     Args:
       num_examples: the declared number of examples, as for `Plan.fitted_sampler`.
@@ -389,7 +396,10 @@ class JointPlan:
   def _set_aside(
     self, event: DpEvent, delta: float, steps: Mapping[str, int] | None
   ) -> float:
-    """Returns how much of delta to reserve for draws above the capacities of all plans."""
+    """Returns how much of delta to reserve for draws above the capacities of all plans.
+
+    Raises UserError if no amount is enough.
+    """
     validate.open_unit(delta=delta)
     counts = self._counts(steps)
     chances = [
@@ -406,7 +416,7 @@ class JointPlan:
       least=overflow.OVERFLOW_SHARE * min(delta, self.delta),
     )
     if aside is None and math.isinf(self._accounted(event, delta)):
-      # Epsilon is infinite even at all of delta, so the size of the reserve does not matter.
+      # Epsilon is infinite even if nothing is reserved, so any amount will do.
       return delta / 2
     if aside is None:
       raise UserError(
@@ -419,7 +429,8 @@ class JointPlan:
 
   @functools.cached_property
   def _log_aborts(self) -> dict[str, float]:
-    """Returns plan name -> log of the largest allowed chance that a draw exceeds its capacity."""
+    """Returns plan name -> log of the largest allowed probability that one draw exceeds the plan's
+    capacity. Plans whose draws cannot exceed it are left out."""
     plans = {name: self.parts[name] for name in self.parts if self._can_overflow(name)}
     return {
       name: overflow.log_allowed(plan.delta, plan.epsilon(), plan.num_steps)
@@ -453,7 +464,7 @@ class JointPlan:
       raise UserError(
         "must be a string, not empty",
         field="noise_key_id",
-        # Not shown, as it may be the key itself.
+        # The value is not shown, as it may be the key itself.
         value=Verbatim(type(noise_key_id).__name__),
       )
     part = self[name]
@@ -490,7 +501,10 @@ class JointPlan:
   def _check_key(
     self, ledger: accounting.Ledger, name: str, noise_key_id: str, num_steps: int
   ) -> None:
-    """Raises UserError if noise was already drawn from this key."""
+    """Raises UserError if another part used this key, or an earlier call of this mechanism.
+
+    A mechanism takes one key for each call, so it is also an error if its `num_steps` is not 1.
+    """
     counts_steps = isinstance(self.parts[name], Plan)
     for charge in ledger.charges:
       other, _, key = charge.noise_key_id.partition("/")
@@ -528,7 +542,7 @@ class JointPlan:
           field="ledger",
           value=Verbatim(charge.noise_key_id),
         )
-      # A repeated first step can cost more than a first and a second step do.
+      # Steps may differ in cost. Two first steps can cost more than a first and a second one.
       if charge.first_step != ran[name]:
         raise UserError(
           f"must hold each step of a part once, in order; after {ran[name]} steps it goes on at "
@@ -591,12 +605,12 @@ class JointPlan:
 
   @property
   def assumptions(self) -> tuple[str, ...]:
-    """Returns the unproved assumptions about the parts. With any, epsilon is only claimed."""
+    """Returns the unproved assumptions about the parts; empty if epsilon is proved."""
     found = []
     for name, part in self.parts.items():
       if isinstance(part, Plan):
         found += [f"{name}: {line}" for line in part.assumptions]
-      # A subclass of a plan may state an event of its own.
+      # A user's subclass of Plan may state another event than Plan does.
       if not type(part).__module__.startswith("dpjax."):
         found.append(f"{name}: the event of {type(part).__name__} is its author's word")
     return tuple(found)

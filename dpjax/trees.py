@@ -71,8 +71,8 @@ def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array
   plain = jnp.sqrt(squares)
   if not leaves:
     return plain
-  # Squares below the normal numbers are lost: at most this much of the sum. Those of a
-  # float32 leaf are lost sooner than those of a float64 one.
+  # Squares below the smallest normal number may be flushed to zero. `lost` bounds what the sum
+  # loses by that. The smallest normal number is larger for float32 than for float64.
   lost = sum(float(jnp.finfo(leaf.dtype).tiny) * leaf.shape[1] for leaf in leaves)
   sound = jnp.isfinite(plain) & (squares * jnp.finfo(plain.dtype).eps >= lost)
   harmless = jnp.sqrt(squares + lost) <= exact_above
@@ -80,7 +80,7 @@ def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array
   return jax.lax.cond(jnp.all(keep), _as_they_are, _rescued, plain, keep, leaves)
 
 
-# Defined at module level, so that JAX finds the traces of both branches in its cache again.
+# Both branches are defined at module level, so that JAX finds their traces in its cache again.
 def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
   del keep, leaves
   return plain
@@ -88,13 +88,18 @@ def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> 
 
 @rarely_taken
 def _rescued(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
-  """Rescales row by row, so that no example affects the rounding of another's norm."""
+  """Returns the norms `plain`, with those computed anew whose `keep` is False.
+
+  Each row is scaled by itself, so no example affects the rounding of another one's norm.
+  """
   return jnp.where(keep, plain, scaled_norms(leaves).astype(plain.dtype))
 
 
 def scaled_norms(leaves: list[jax.Array]) -> jax.Array:
-  """Returns the norm of each row over real leaves [B, n], [B], without overflow: each row is
-  divided by about its largest entry first."""
+  """Returns the norm of each row over all leaves, [B], without overflow of the squares.
+
+  Each row is first divided by about its largest entry. Leaves are real, [B, n].
+  """
   largest = functools.reduce(
     jnp.maximum, (jnp.max(jnp.abs(leaf), axis=1, initial=0) for leaf in leaves)
   )
@@ -161,7 +166,7 @@ def _dot_all(tree: Any, weights: jax.Array) -> Any:
 @rarely_taken
 def _dot_kept(tree: Any, weights: jax.Array) -> Any:
   def kept(leaf):
-    # Widened first, since some 8-bit floats have no zero.
+    # The leaf is widened before zeros are filled in, since some 8-bit floats have no zero.
     leaf = at_least_float32(leaf)
     return jnp.where((weights != 0).reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
 
@@ -313,6 +318,6 @@ def sha256(tree: ArrayTree) -> str:
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     array = np.asarray(leaf)
     digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-    # The bytes themselves, without a copy: a model may be most of the memory.
+    # The digest reads the bytes of the array without a copy: a model may fill most of the memory.
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
   return digest.hexdigest()
