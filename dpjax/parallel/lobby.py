@@ -2,10 +2,10 @@
 itself.
 
 A connection has a few seconds and 4 KiB to identify itself, and is closed otherwise, so none keeps
-the others waiting. If too many wait, the oldest from the most frequent address is closed first. A peer
-that was closed tries again until its time is over. Process 0 sends each peer a random word that
-the peer's hello must repeat, so an overheard hello is of no use later. Every wait ends at a known
-time.
+the others waiting. If too many wait, the oldest from the most frequent address is closed first. A
+peer that was closed tries again until its time is over. Process 0 sends each peer a random word
+that the peer's hello must repeat, so an overheard hello is of no use later. Every wait ends at a
+known time.
 
 A process id is given only to a peer that knows `config`, the digest of what is to be run. A peer
 that claims an id without it is told what differs, and is disconnected. The others wait on, so a

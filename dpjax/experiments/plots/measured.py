@@ -173,7 +173,7 @@ def _steps(steps: int) -> str:
 
 
 def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> None:
-  """Draws a row for each method. Every method was timed for one cohort size."""
+  """Draws a row of points for each method; all methods were timed at one cohort size."""
   from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
   methods = list(dict.fromkeys(row["method"] for row in rows))
@@ -198,9 +198,9 @@ def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> No
 
 
 def noise_error(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Draws the error of noise inside a secure sum, divided by that of central noise, by bits.
-
   """Draws the error of noise inside a secure sum over its bits, divided by that of central noise.
+
+  Args:
     rows: rows of distributed_noise.csv.
     title: title of the picture; "" for the usual one.
     look: sizes, fonts, style.
