@@ -10,13 +10,13 @@ true positive rate that the model's epsilon allows:
   found = measure(score, halves[-1])
   print(table({"lira_fixed": found}), judge(found.curve, allowed.by_plan(plan)).words)
 
-Others, each measured with exact intervals:
+Other attacks, each measured with exact intervals:
 
-| of                                   | what                                                 |
+| what is attacked                     | attack                                               |
 | ------------------------------------ | ---------------------------------------------------- |
 | gradients and messages               | `Inversion`, leakage scores, `infer_labels`          |
-| the same, of a model made to leak    | `imprint`, `read_imprint`, `fish`                    |
-| a line, from a language model        | `SpanAttack` on gradients; exposure of canaries      |
+| gradients of a model made to leak    | `imprint`, `read_imprint`, `fish`                    |
+| text, from a language model          | `SpanAttack` on gradients; exposure of canaries      |
 | a class, by the model's weights      | `ClassInversion`, judged by another network          |
 | inputs, by the model's answers       | `AnswerInversion`, a decoder                         |
 | the model, by its answers            | `Extraction`, `solve_softmax`                        |

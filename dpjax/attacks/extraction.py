@@ -1,9 +1,13 @@
 """Model extraction: a copy of a model, from its answers alone.
 
-| attack           | asks for      | gets                                       | source         |
-| ---------------- | ------------- | ------------------------------------------ | -------------- |
-| `solve_softmax`  | probabilities | a linear model exactly, from d + 1 queries | Tramèr 2016    |
-| `Extraction`     | either        | a student of any shape, taught by answers  | Orekondy 2019  |
+| attack          | asks for                | gets                                  | source
+|
+| --------------- | ----------------------- | ------------------------------------- | -------------
+|
+| `solve_softmax` | probabilities           | a linear model, from d + 1 queries    | Tramèr 2016
+|
+| `Extraction`    | probabilities or labels | a student of any shape, from answers  | Orekondy 2019
+|
 
 The measure is fidelity: the share of new inputs on which copy and model name the same label.
 Differential privacy protects records, not the model: a private model is copied like any other. An
@@ -133,7 +137,7 @@ class Extraction:
   Args:
     apply: the student, `(params, x [B, ...]) -> logits [B, K]`, of any architecture.
     init_params: function from a key to the student's first parameters.
-    fit: how the student is trained.
+    fit: settings of the student's training.
   """
 
   apply: Apply
@@ -184,7 +188,7 @@ class Agreement(NamedTuple):
 def agreement(
   guesses: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Compares the copy's answers with the model's, each [n, K], on inputs that were not queried.
+  """Compares the answers of copy and model, each [n, K], to inputs that were not queried.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5

@@ -52,8 +52,8 @@ def tune_rmia(
     offline, offline_a: as in `rmia`.
 
   Raises UserError for no pair to try, a value out of its range, or no shadow that can play the
-  target. A shadow can play it if at least two others remain, and each record is out of one of them
-  and, online, in one of them.
+  target. A shadow can play it if at least two other shadows remain, and each record is out of at
+  least one of them and, online, in at least one of them.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held, rng = random_halves(9, 300, seed=0), np.random.default_rng(0)

@@ -40,8 +40,8 @@ def random_halves(
   attack must be.
 
   Args:
-    exact: each row holds exactly half of the records, for samplers that need a fixed number of
-      records. Another record then replaces one that is out (see `allowed.replaced`).
+    exact: whether each row holds exactly half of the records, for samplers that need a fixed number
+      of records. Another record then replaces one that is out (see `allowed.replaced`).
 
   >>> halves = random_halves(5, 1000, seed=0)
   >>> halves[:4].sum(axis=0).tolist() == [2] * 1000, 450 < int(halves[4].sum()) < 550
@@ -209,7 +209,7 @@ def shadow_models(
   validate.integer_at_least(0, seed=seed)
   validate.integer_at_least(1, side_by_side=side_by_side)
   width = min(side_by_side, len(rows))
-  # Compiled once for all groups, since the key in which they differ is an argument.
+  # One compilation serves all groups, since the noise key is an argument.
   step = lambda key, state, batch: algorithm(key).step(state, batch)[0]
   compiled = jax.jit(jax.vmap(step) if width > 1 else step)
   pipeline = _Pipeline(algorithm, batches, init_params, compiled)
@@ -218,7 +218,7 @@ def shadow_models(
     start = group * side_by_side
     numbers = range(start, start + width)
     # A short last group repeats the records of its last shadow, so that it has the compiled shape.
-    # The repeated ones have keys of their own: noise for two models with one key would be NaN.
+    # These repeated shadows have other keys: noise for two models with one key would be NaN.
     padded = rows[np.minimum(numbers, len(rows) - 1)]
     states = _trained(pipeline, records, padded, list(numbers), seed)
     return [released(state) for state in states[: len(rows) - start]]
@@ -251,7 +251,7 @@ def _rows(records: Dataset, included: HostArray) -> np.ndarray:
 def _keys_of(seed: int, index: int) -> tuple[Array, Array, int]:
   """Returns a shadow's noise key, key of initial parameters, and seed of batches."""
   words = np.random.SeedSequence([seed, _STREAM, index]).generate_state(6)
-  # `jax.random.key` takes only 32 bits, so the others are folded in.
+  # `jax.random.key` takes only 32 bits, so all other bits are folded in.
   key = functools.reduce(jax.random.fold_in, words[:2], jax.random.key(seed % 2**32))
   noise, init = jax.random.split(key)
   return noise, init, int.from_bytes(words[2:].tobytes(), "little")

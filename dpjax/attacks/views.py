@@ -30,7 +30,8 @@ from dpjax.federated.cohort import LocalBatches
 from dpjax.types import Array, ArrayTree, Example, LossFn, Params
 from dpjax.validate import UserError
 
-# examples, leaves [B, ...] (labels [B], or probabilities [B, K]) -> message
+# Function from examples, with leaves [B, ...], to the message. Labels are [B], or probabilities
+# [B, K].
 View = Callable[[Example], ArrayTree]
 
 
