@@ -50,7 +50,7 @@ flags.DEFINE_multi_string(
 
 
 def main(*paths: str) -> None:
-  """Draws the files that the command names."""
+  """Draws the CSV files at these paths, and writes the pictures of --out."""
   values = flags.FLAGS
   look = Look(
     **redraw.size(values.size),
