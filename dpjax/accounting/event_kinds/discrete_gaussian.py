@@ -16,11 +16,11 @@ from dpjax.accounting.text import lower
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteGaussianDpEvent(dpa.DpEvent):
-  """The event of one sum of integer vectors, with noise N_Z(0, sigma^2) on each coordinate.
+  """The event of one sum of integer vectors, with discrete Gaussian noise on each coordinate.
 
   Args:
-    noise_multiplier: sigma / the largest L2 norm of ONE record's integer vector, after rounding.
-      Under replace_one the accountant doubles that norm.
+    noise_multiplier: sigma of the noise / the largest L2 norm of ONE record's integer vector, after
+      rounding. Under replace_one the accountant doubles this norm.
   """
 
   noise_multiplier: float

@@ -46,10 +46,10 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
       interval=interval,
     )
 
-  # The next two only guide the choice of a grid.
+  # The next two methods only guide the choice of a grid.
   def renyi_two(self, part: dpa.SampledWithReplacementDpEvent) -> float:
     joining = self.under_add_or_remove_one(part)
-    # The part has its noise relative to the sensitivity already.
+    # The noise of the part is relative to the sensitivity already.
     joining = dataclasses.replace(joining, noise_multiplier=noise_multiplier_of(part.event))
     return kind_of(joining).renyi_two(joining)
 
@@ -83,6 +83,6 @@ def with_replacement_event(
   >>> with_replacement_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
   2
   """
-  # Called for its checks of both numbers.
+  # This call checks both numbers.
   fixed_size_event(event, num_examples=num_examples, batch_size=batch_size)
   return dpa.SampledWithReplacementDpEvent(int(num_examples), int(batch_size), event)
