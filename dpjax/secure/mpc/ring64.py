@@ -19,7 +19,7 @@ FRAC_BITS = 18
 MOST_FRAC_BITS = 24
 # Bits reserved for sums between two truncations, and one for the bound of a truncation.
 _HEADROOM = 10
-# For fewer multiplications a compiled program is not worthwhile.
+# Number of multiplications below which a compiled program is not worthwhile.
 _SMALL = 1 << 17
 # This many products of two 22-bit digits add up exactly in float64.
 _DEPTH = 1 << 11
@@ -28,7 +28,7 @@ _DEPTH = 1 << 11
 def largest(frac_bits: int = FRAC_BITS) -> float:
   """Returns the bound on |x|: 2^9 products of x and a number of at most 1 can be added.
 
-  Nobody can check a product of two shared numbers. It, and a sum of products before the
+  Nobody can check a product of two shared numbers. Such a product, and a sum of products before the
   truncation, must stay below 2^(62-2f), 2^26 at f = 18. Otherwise the result is wrong, and no error
   is raised. Scale columns beforehand: if all numbers are below 2^8, 2^10 products can be added.
 
@@ -60,7 +60,7 @@ def encode(x: ArrayLike, frac_bits: int = FRAC_BITS) -> np.ndarray:
     raise UserError(f"must be real numbers, not {values.dtype}", field="x")
   values = values.astype(np.float64)
   worst = np.max(np.abs(values), initial=0.0)
-  # Written so that NaN is refused, too.
+  # The condition is written so that NaN is refused, too.
   if not worst < largest(frac_bits):
     raise UserError(
       f"holds {worst:g}, must be below {largest(frac_bits):g} in absolute value "
@@ -105,8 +105,8 @@ def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _digits(x: jax.Array) -> list[jax.Array]:
-  """Splits into three float64 digits in [-2^21, 2^21), lowest first. They represent
-  the number modulo 2^64."""
+  """Returns three float64 digits in [-2^21, 2^21), lowest first. They represent the number modulo
+  2^64."""
   signed = x.astype(jnp.int64)
   digits = []
   for _ in range(3):
