@@ -47,8 +47,8 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
 
 
 def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """Returns facts about the noise. `noise_multiplier` is that of the stated epsilon; clients'
-  own noise has its own key."""
+  """Returns facts about the noise. The stated epsilon follows from `noise_multiplier`. If clients
+  add noise, `local_noise_multiplier` is its multiplier."""
   if fed.mechanism is not None:
     mechanism = fed.mechanism
     return {
@@ -88,7 +88,7 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
   if behind:
     facts[saved.PRETRAINED_ON] = list(behind)
   if fed.mechanism is not None:
-    # `largest_value` is not used: messages are clipped by their norm.
+    # `largest_value` is not used, since messages are clipped by their norm.
     facts["secure_sum"].pop("largest_value")
   return facts
 
@@ -98,10 +98,10 @@ def of(
 ) -> dict[str, Any]:
   """Returns the parts of the result that are known only from the data or at the end."""
   facts: dict[str, Any] = {"rounds_to_accuracy": rounds_to(rows, config.targets)}
-  # Heterogeneity is an exact function of the users' labels. With a guarantee, its name says
-  # "not_private", and it is left out together with the other diagnostics.
+  # Heterogeneity is an exact function of the users' labels. In a run with a guarantee, its name
+  # begins with "not_private", and it is left out if other diagnostics are left out.
   public = config.privacy.method == "none"
-  # It compares the class shares of clients, so it needs classes.
+  # Heterogeneity compares the class shares of clients, so it needs classes.
   of_classes = fed.federation.dataset.target is None
   if of_classes and (public or (config.diagnostics and not config.release)):
     name = "heterogeneity" if public else "not_private/heterogeneity"
