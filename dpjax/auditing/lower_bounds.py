@@ -16,10 +16,10 @@ bound below the claim proves nothing; no audit can show that something is privat
 
 The canaries of one run are not independent of each other, so the first two bounds are only
 indicative for them. The last holds if the scores, given the coins, differ by independent noise
-alone. The four between them allow canaries to depend on each other in any way: they are true even
-for a mechanism that leaks all canaries in a rare event. A one-run bound also assumes that every
-canary is in by a fair coin of its own, and that its score is computed from what was released (and
-from the data), never from the coins.
+alone. The four bounds between them allow canaries to depend on each other in any way: they are true
+even for a mechanism that leaks all canaries in a rare event. A one-run bound also assumes that
+every canary is in by a fair coin of its own, and that its score is computed from what was released
+(and from the data), never from the coins.
 
 No threshold is picked by its result: the thresholds lie at ranks that follow from the number of
 scores alone, and the significance is divided by their number (Bonferroni). The false positive rate
@@ -55,11 +55,11 @@ _LARGEST = 200.0
 # region where neither rate is small.
 _EXTREMES = 9
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
-# How many numbers of guesses a one-run audit tries.
+# A one-run audit tries this many different numbers of guesses.
 _GUESSES = 6
-# The same for an audit that guesses at both ends of the scores.
+# An audit that guesses at both ends of the scores tries this many.
 _TWO_SIDED = 5
-# Fewest guesses at each of both ends: fewer refute nothing at the usual confidence.
+# Smallest number of guesses at each of both ends: fewer refute nothing at the usual confidence.
 _FEWEST = 16
 _P_VALUES = np.geomspace(1e-12, 1.0, 145)
 # Seed of the random order of equal scores, which does not depend on the truth.
@@ -234,11 +234,11 @@ def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
 def one_run_p_value(
   *, correct: int, guesses: int, num_canaries: int, epsilon: float, delta: float
 ) -> float:
-  """Bounds P(that many correct guesses, or more) under (epsilon, delta)-DP (Steinke et al.).
+  """Returns a bound on P(`correct` or more correct guesses) under (epsilon, delta)-DP.
 
-  The bound is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i, where each of the m canaries
-  was in by a fair coin. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)), and beta =
-  P(W >= correct).
+  The bound of Steinke et al. is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i, where each
+  of the m canaries was in by a fair coin. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)), and beta
+  = P(W >= correct).
 
   >>> p = one_run_p_value(correct=10, guesses=10, num_canaries=10, epsilon=0.0, delta=0.0)
   >>> p == 2.0**-10
@@ -261,19 +261,20 @@ def _too_many(
   guesses: int,
   num_canaries: int,
 ) -> Any:
-  """Whether that many correct guesses are too many, at each significance level [...]:
-  Algorithm 3 of Mahloujifar et al.
+  """Returns whether `correct` guesses are too many at each of the significance `levels` [...].
+
+  This is Algorithm 3 of Mahloujifar et al.
 
   Args:
-    least_fpr: true positive rates -> the least false positive rates that go with them, which
-      inverts their blow-up function.
+    least_fpr: function from true positive rates to the smallest false positive rates at which they
+      are possible: the inverse of the paper's blow-up function.
   """
   r = levels * correct / num_canaries
   h = levels * (guesses - correct) / num_canaries
   for i in range(correct - 1, -1, -1):
     higher = np.maximum(h, least_fpr(r))
     if (higher == h).all():
-      # From here on nothing changes.
+      # Once h is unchanged, later rounds change neither h nor r.
       break
     r = np.minimum(1.0, r + i / (guesses - i) * (higher - h))
     h = higher
@@ -281,7 +282,7 @@ def _too_many(
 
 
 def _fdp_refuted(mu: float, *, significance: float, **counts: int) -> bool:
-  """Whether that many correct guesses are too many for a mu-Gaussian-DP run."""
+  """Returns whether the correct guesses are too many for a mu-Gaussian-DP run."""
   least_fpr = lambda tpr: special.ndtr(special.ndtri(tpr) - mu)
   return bool(_too_many(least_fpr, np.float64(significance), **counts))
 
@@ -296,10 +297,11 @@ def _ends(m: int, *, two_sided: bool) -> np.ndarray:
 
 
 def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
-  """Yields (guesses, correct) when the k largest scores are guessed to be in, for fixed
-  values of k. Two-sided tests also guess the k smallest to be out. Equal scores whose
-  canaries are unknown count as wrong as possible, so any order of them has at least as many
-  right."""
+  """Yields (guesses, correct) for fixed values of k: the k largest scores are guessed to be in.
+
+  Two-sided tests also guess the k smallest scores to be out. Among equal scores whose canaries are
+  unknown, the wrong guesses come first, so any other order has at least as many correct guesses.
+  """
   values = np.concatenate([scores.inside, scores.outside])
   truth = np.arange(values.size) < len(scores.inside)
   from_top = np.lexsort((truth, -values))
@@ -395,7 +397,8 @@ def one_run_fdp(scores: Scores, *, delta: float, confidence: float = 0.95) -> fl
   to be Gaussian-DP (Mahloujifar et al. 2024): tighter than `one_run`.
 
   It is the largest mu that the guesses refute, as an epsilon. DP-SGD with sampling is Gaussian-DP
-  only in the limit of many steps, so for it this bound is indicative; `one_run` is the proof.
+  only in the limit of many steps, so with sampling this bound is indicative; `one_run` is the
+  proof.
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> one_run_fdp(scores, delta=1e-5) > one_run(scores, delta=1e-5)
@@ -481,7 +484,7 @@ def _t_tail(t: float, degrees: int, noncentrality: float) -> float:
 
 
 def claim_p_value(scores: Scores, claim: TradeOff) -> float:
-  """Bounds the probability of guesses this good in ONE run whose claim is true, from above.
+  """Returns an upper bound on the probability of guesses this good in ONE run, if the claim holds.
 
   The claim is every pair (epsilon, delta) of a proof at once. So it may be refuted even if
   `one_run` cannot refute one pair: with m perfect canaries `one_run` shows about log(m / 10),
@@ -536,7 +539,7 @@ def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   # Equal scores count as wrong as possible.
   order = np.lexsort((truth, -values))
   right_inside = int(np.sum(truth[order[:inside]]))
-  # Each missed canary has a wrong one in its place.
+  # For each missed canary, another one is wrongly guessed to be in.
   correct = values.size - 2 * (inside - right_inside)
   right = (1 + claim.total_variation) / 2
   # One right guess fewer is tested: mistakes come in pairs, and a threshold that depends on the

@@ -53,7 +53,7 @@ _MOST_PIXELS = 2**12
 # which is 2^53 of these units, so float64 adds them exactly in any order.
 _MOST_FREQUENCY = 2.0**8
 _MOST_FREQUENCIES = 2.0 ** (53 - _PIXEL_BITS - _FREQUENCY_BITS)
-# Least number that is added to the second moments in the metric of the generator's loss.
+# Smallest number that is added to the second moments in the metric of the generator's loss.
 _FLOOR = 1e-2
 
 
