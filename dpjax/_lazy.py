@@ -91,7 +91,8 @@ def attach(
   The package's modules become attributes too, although `__all__` leaves them out.
 
   Args:
-    package: `__name__` of the package. file: its `__file__`.
+    package: `__name__` of the package.
+    file: `__file__` of the package.
   """
   _LISTED[package] = _read(file)
   module = sys.modules[package]

@@ -57,7 +57,8 @@ class Columns:
     size = 0
     for place, leaf in _named(tree, name):
       shape = getattr(leaf, "shape", None)
-      # Types that select by label, such as a pandas Series, have `iloc` to select by place.
+      # Types that select by label, such as a pandas Series, have `iloc` to select by place. They
+      # are refused, since indices are places.
       if shape is None or hasattr(leaf, "iloc"):
         raise UserError(
           f"must be an array [n, ...], got {type(leaf).__name__}; np.asarray makes one",

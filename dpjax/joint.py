@@ -29,7 +29,7 @@ from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
 # Field with the noise multiplier of a part. `JointPlan.calibrated` scales the noise multipliers of
-# all parts by one factor.
+# all parts that are not fixed by one factor.
 _NOISE = "noise_multiplier"
 
 
@@ -580,7 +580,8 @@ class JointPlan:
 
   @functools.cached_property
   def _starts_of_runs(self) -> dict[str, list[int]]:
-    """Returns plan name -> steps at which a new run of equal steps begins, if its steps differ."""
+    """Returns plan name -> steps at which a new run of equal steps begins. Plans whose steps are
+    all alike are left out."""
     starts = {}
     for name, part in self.parts.items():
       if isinstance(part, Plan) and not part.steps_alike:

@@ -158,8 +158,9 @@ def next_token(
     sequences: whether an example is m sequences of one user, with `example.x` tokens [m, T].
     reduction: "mean" or "sum" over the tokens of the example. With "sum", long examples weigh
       more before clipping.
-    weights: targets [m, T - 1] -> their weights [m, T - 1], at least 0; it must use nothing
-      but these targets. "mean" is then the weighted mean: sum of w * loss / sum of w.
+    weights: function of targets [m, T - 1] that returns their weights [m, T - 1], at least 0. It
+      must use nothing but these targets. "mean" is then the weighted mean, sum of w * loss / sum of
+      w.
 
   Raises:
     UserError: during tracing: tokens that are no integers or not of one example, fewer than 2

@@ -299,7 +299,8 @@ def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 50
   embedding was not trained on, the share measures how well the embedding separates them.
 
   Args:
-    points: [n, D], n >= 2. labels: [n].
+    points: [n, D], n >= 2.
+    labels: [n].
 
   >>> nearest_neighbour_accuracy([[0.0], [0.1], [5.0], [5.2], [1.0]], [0, 0, 1, 1, 2])
   0.8
@@ -337,7 +338,7 @@ def evaluate_next_token(
 
   `dataset.x` is tokens [n, T], or [n, m, T] where an example is several sequences; apply maps
   [B, T - 1] to logits [B, T - 1, V]. Means are over all tokens that are not `padding_id`, so an
-  example with more tokens weighs more. Perplexity is exp of that mean loss (nats).
+  example with more tokens weighs more. Perplexity is exp of the mean loss, which is in nats.
 
   >>> from dpjax.types import Example
   >>> data = Example(x=np.array([[1, 2, 1, 0]]), y=np.array([0]))

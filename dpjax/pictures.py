@@ -161,7 +161,7 @@ class Look:
     return max(1, int(self.width // least_width))
 
 
-# The look of pictures for which the caller gives none.
+# The look of a picture if the caller gives no look.
 PAGE = Look()
 
 
@@ -206,7 +206,8 @@ def relation_in_words(relation: str, unit: str = "example") -> str:
 
 
 def new_figure(look: Look, *, height: float) -> Figure:
-  """Returns an empty figure of the look's size; `height` (inches) serves if the look has none."""
+  """Returns an empty figure of the look's size. `height` (inches) is used if the look has no
+  height."""
   with optional.needed():
     from matplotlib.figure import Figure
 
@@ -270,8 +271,8 @@ def label_ends(
 ) -> None:
   """Writes names of lines to the right of the axes, at the height of their last point.
 
-  Names that would overlap are moved apart; a thin line leads from each to its point. Call it
-  last: the limits of the axes do not move afterwards.
+  Names that would overlap are moved apart. A thin line leads from each name to the last point of
+  its line. Call this function last, since it fixes the limits of the axes.
 
   Args:
     axes: axes that already hold all lines.
@@ -376,7 +377,8 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   fixed: dict[Any, Any] = {"pdf.fonttype": 42, "svg.hashsalt": "dpjax"}
   dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": None}
   for each, suffix in zip(paths, suffixes):
-    # Drawn in memory first, so that a killed process leaves the old file or the new one.
+    # The picture is drawn in memory first, so that a killed process leaves the old file or the new
+    # one.
     content = io.BytesIO()
     with matplotlib.rc_context(fixed):
       figure.savefig(content, format=suffix[1:], dpi=_DPI, metadata=dates[suffix])

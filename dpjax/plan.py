@@ -38,7 +38,8 @@ _FAR_OFF = 4.0
 
 
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
-  """Returns the number of steps of `Plan.for_data`: the epochs, rounded, but at least one step.
+  """Returns the number of steps of `Plan.for_data`: epochs * size / batch_size, rounded, at least
+  1.
 
   It warns about more than two million steps, for which finding the noise takes long.
 
@@ -182,7 +183,7 @@ class Plan:
     self.l2_clip_norm.check_steps(self.num_steps)
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
-      # Computing the events refuses combinations without an analysis. They are used later.
+      # The events are computed already, since that raises for combinations without an analysis.
       _ = self._correlated_events
     if participation is None or participation.sampling_prob < 1:
       shape.check_levels(self.accountant)
@@ -292,10 +293,10 @@ class Plan:
     num_examples: int | None = None,
     **options: Any,
   ) -> Plan:
-    """Returns the plan of a Poisson-sampled run, from its expected batch size and its epochs.
+    """Returns the plan of a Poisson-sampled run, from its expected batch size and number of epochs.
 
-    They and a size n give the sampling probability (batch_size / n), the capacity, the divisor
-    (batch_size) and the number of steps (epochs * n / batch_size, rounded).
+    With a size n, these two numbers give the sampling probability (batch_size / n), the capacity,
+    the divisor (batch_size) and the number of steps (epochs * n / batch_size, rounded).
 
     n is `num_examples` where given. Otherwise, under add_or_remove_one the size of the data is
     private, and n is the `nominal_size` that a `dpjax.data.Dataset` declares. Under the other
@@ -896,7 +897,7 @@ class Plan:
     num_examples = indexed.size_of(data)
     present = getattr(data, "present", None)
     if present is not None:
-      # Checked here, since NumPy's error would name a drawn index, which is secret.
+      # `present` is checked here, since NumPy's error would name a drawn index, which is secret.
       kind = getattr(getattr(present, "dtype", None), "kind", "")
       if kind != "b" or np.shape(present) != (num_examples,):
         raise UserError(

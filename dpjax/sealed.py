@@ -151,7 +151,7 @@ def is_seal_of(leaf: Any, *numbers: float) -> jax.Array:
   """Returns whether a sealed leaf was made from these numbers, [] bool; may be traced.
 
   Other code can exchange the structure of a tree, and with it static numbers. The seal is a leaf,
-  so it stays.
+  so such code keeps it.
 
   >>> is_seal_of(seal(1.0), 1.0), is_seal_of(seal(10.0), 1.0)
   (Array(True, dtype=bool), Array(False, dtype=bool))

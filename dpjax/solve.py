@@ -37,8 +37,8 @@ class Question(NamedTuple):
   epsilon: float | None
   noise_multiplier: float | None
   num_steps: int | None
-  # Must be possible with whole batches and passes. For "fixed_size" it is b / num_examples, where b
-  # is the size of a batch.
+  # The probability must be possible with whole batches and passes. For "fixed_size" it is
+  # b / num_examples, where b is the size of a batch.
   sampling_prob: float | None
   delta: float
   sampler: str  # one of SAMPLERS
@@ -221,7 +221,7 @@ class Bounded(NamedTuple):
 
   @property
   def strategy(self) -> Strategy:
-    """Returns the best coefficients for this number of steps and bands."""
+    """Returns the noise's correlation: the best coefficients for this number of steps and bands."""
     # Imported here, since it loads JAX, which nothing else in this file needs.
     from dpjax.noise import correlated
 
@@ -306,7 +306,8 @@ def curve(answers: Iterable[Question]) -> list[dict[str, Any]]:
   rows = []
   for answer in answers:
     total = answer.num_steps or 0
-    # Squares are denser at the start, where the curve bends.
+    # Numbers of steps grow like squares, so that they are denser at the start, where the curve
+    # bends.
     shares = np.linspace(0, 1, _CURVE_POINTS) ** 2
     steps = sorted({max(1, round(share * total)) for share in shares})
     names = ("noise_multiplier", "sampling_prob", "delta", "neighboring_relation")
@@ -332,7 +333,7 @@ def write_curve(rows: Sequence[dict[str, Any]], directory: str) -> list[pathlib.
 
 
 def _plot(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
-  # Imported here, since the import is slow.
+  # Imported here, since only a picture needs it.
   from dpjax import pictures
 
   look = pictures.Look()

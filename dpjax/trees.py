@@ -17,9 +17,9 @@ from dpjax.types import ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
 # Largest number of terms of a clipped sum that are added one after the other. A sum of N equal
-# terms is rounded by up to N eps / 2 of a term at each addition. One more example can change the
-# rounding of all others, and so move the sum further: by .016 terms for 1,024 rows, and by 64 for
-# 65,536.
+# terms is rounded by up to N eps / 2 of a term at each addition, where 1 + eps is the float after
+# 1. These errors add up to .016 terms for 1,024 rows, and to 64 terms for 65,536. One more example
+# can change the errors, and so move the sum by more than its own term.
 ADDED_AT_ONCE = 1024
 
 
@@ -29,7 +29,7 @@ def wide_dtype(dtype: DType) -> Any:
   >>> wide_dtype(jnp.float8_e5m2), wide_dtype(jnp.complex64)
   (dtype('float32'), dtype('complex64'))
   """
-  # JAX does not promote floats of 8 bits or fewer.
+  # JAX promotes no floats of 8 bits or fewer by itself, so narrow floats are replaced by float32.
   narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
   return jnp.promote_types(jnp.float32 if narrow else dtype, jnp.float32)
 
@@ -52,14 +52,14 @@ def _rows(leaf: jax.Array) -> jax.Array:
 def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array:
   """Returns the L2 norm of each example over all leaves: leaves [B, ...] -> [B].
 
-  Computed in float32 or wider, and correct for every finite input: numbers whose squares would
-  overflow or underflow are scaled before they are squared. An example that holds NaN or infinity
-  gets a norm that is NaN or infinite.
+  Norms are computed in float32 or wider, and are correct for every finite input: numbers whose
+  squares would overflow or underflow are scaled before they are squared. An example that holds NaN
+  or infinity gets a norm that is NaN or infinite.
 
   Args:
     tree: leaves [B, ...].
-    exact_above: a norm up to this need not be exact; the result is then at most this, too. It
-      saves the scaling, for example where gradients are exactly zero.
+    exact_above: norms up to this number need not be exact. Their results are at most this number,
+      too. That saves the scaling, for example if gradients are exactly zero.
 
   >>> per_example_norms({"a": jnp.array([[3.0], [0.0]]), "b": jnp.array([4.0, 2.0])})
   Array([5., 2.], dtype=float32)

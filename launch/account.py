@@ -5,7 +5,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # epsilon of a run: 4000 steps, each on a Poisson sample of 1 % of the data
   python -m launch.account --noise_multiplier=1.1 --sampling_prob=0.01 --num_steps=4000
 
-  # the same from data size, expected batch and epochs; four noise levels, with a curve
+  # epsilon from data size, expected batch size and epochs, for four noise levels; with a curve
   python -m launch.account --noise_multiplier=0.8,1,1.5,2 --num_examples=60000 \\
     --batch_size=600 --epochs=40 --curve=/tmp/curve
 
@@ -13,58 +13,60 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --epsilon=3 --num_examples=60000 --batch_size=600 --epochs=40 \\
     --statement
 
-  # how many steps are allowed; how large a sample
+  # how many steps an epsilon allows; how large a sampling probability it allows
   python -m launch.account --epsilon=2 --noise_multiplier=1.1 --sampling_prob=0.01
   python -m launch.account --epsilon=2 --noise_multiplier=1.1 --num_steps=4000
 
-  # fixed-size batches without replacement: replace_one, or add_or_remove_one by name
+  # fixed-size batches without replacement, under replace_one (default) or add_or_remove_one
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 
-  # batches of independent draws, copies counted: the same two relations, proved by PLD only
+  # batches of independent draws, with copies, under the same two relations; proved by PLD only
   python -m launch.account --sampler=with_replacement --noise_multiplier=4 \\
     --num_examples=60000 --batch_size=600 --num_steps=4000
 
-  # Poisson samples cut to 700 at random: replace_special, proved by PLD only
+  # Poisson samples cut at random to 700 records, under replace_special; proved by PLD only
   python -m launch.account --sampler=truncated_poisson --capacity=700 --noise_multiplier=1 \\
     --num_examples=60000 --batch_size=600 --num_steps=4000
 
-  # every record once a pass, in a batch drawn uniformly, anew in each pass: 10 passes of 200
-  # steps (without --sampling_prob, one pass of --num_steps); Poisson beside it
+  # each record is in one random batch of every pass: 10 passes of 200 steps. Without
+  # --sampling_prob it is one pass of --num_steps. Poisson sampling is shown for comparison
   python -m launch.account --sampler=random_allocation --noise_multiplier=1 \\
     --num_steps=2000 --sampling_prob=0.005
 
-  # each record in 7 steps of one pass of 2000, a secret set; several passes: --sampling_prob
+  # each record is in a random set of 7 of the 2000 steps of a pass; more passes: --sampling_prob
   python -m launch.account --sampler=k_out_of_t --num_selected=7 --noise_multiplier=1 \\
     --num_steps=2000
 
-  # steps of a record at least 8 apart, noise of 4 bands: simulated; balls_in_bins: proved, too
+  # steps of a record are at least 8 apart, and noise has 4 bands: epsilon is simulated; for
+  # --sampler=balls_in_bins it is also proved
   python -m launch.account --sampler=min_sep --min_sep=8 --bands=4 --noise_multiplier=1 \\
     --num_steps=64 --sampling_prob=0.05 --delta=1e-4 --num_samples=300000
 
-  # shuffled batches: an epoch costs no more than one step on all data; here 40 epochs
+  # 40 epochs of shuffled batches: an epoch costs no more than one step on all data
   python -m launch.account --sampler=none --noise_multiplier=20 --num_steps=40 \\
     --neighboring_relation=replace_special
 
-  # what an attacker can do at most: true positives at few false ones, and mu of Gaussian DP
+  # what an attacker can achieve at most: the true positive rate at low false positive rates, and mu
+  # of Gaussian DP
   python -m launch.account --tradeoff --noise_multiplier=1.1 --sampling_prob=0.01 \\
     --num_steps=4000
 
-  # how much noise keeps every attack below a true positive rate of .1 at a false one of .01; or
-  # within an advantage, a mu of Gaussian DP, or a chance of error at a prior (one of the four)
+  # how much noise keeps every attack below a true positive rate of .1 at a false positive rate of
+  # .01; or within a bound on its advantage, its chance of error at a prior, or mu of Gaussian DP
   python -m launch.account --tpr=0.1 --fpr=0.01 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --advantage=0.2 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --mu=0.5 --sampling_prob=0.01 --num_steps=4000
   python -m launch.account --bayes_risk=0.4 --prior=0.5 --sampling_prob=0.01 --num_steps=4000
 
-  # epsilon by the central limit, which may be too small, beside the proved ones
+  # the proved epsilons, and an approximation by the central limit, which may be too small
   python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
 
-  # what finished runs on the same data cost together, less than the sum of their epsilons; a folder
-  # of a sweep stands for all of its runs
+  # what finished runs on the same data cost together, which is less than the sum of their epsilons;
+  # a folder of a sweep stands for all of its runs
   python -m launch.account --runs=runs/first,runs/second
 
-  # published formulas beside the truth: where they guarantee too much, where too little
+  # published formulas beside the true epsilon: which of them claim too much, and which waste noise
   python -m launch.account --compare_documents --out=/tmp/documents
 
 noise_multiplier is std / l2_clip_norm under every neighbouring relation. The number that is
@@ -544,7 +546,7 @@ def statement(answer: Question) -> str:
 
 
 def compare_documents(values: Any) -> None:
-  """Prints every published formula beside the truth, and draws it if `out` is set."""
+  """Prints every published formula beside the true epsilon, and draws a picture if `out` is set."""
   others = [name for name in _QUESTION_FLAGS if values[name].present]
   if others:
     raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")

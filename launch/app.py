@@ -181,7 +181,7 @@ class _Stopped(KeyboardInterrupt):
 def _behind(error: BaseException | None) -> Iterator[BaseException]:
   """Yields an error with all its causes and contexts, each once."""
   waiting = [error]
-  # An error may be its own cause.
+  # An error may be its own cause, so errors that were seen are skipped.
   seen: set[int] = set()
   while waiting:
     one = waiting.pop()

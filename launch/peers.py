@@ -45,7 +45,8 @@ class Options(NamedTuple):
 
 
 def define() -> None:
-  """Defines the flags; call it at import time."""
+  """Defines --coordinator and the other flags of a run on many processes; call it at import
+  time."""
   flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, reachable by all: run on many processes."
   )

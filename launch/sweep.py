@@ -2,7 +2,7 @@
 
   python -m launch.sweep --config=configs/sweeps/quickstart.py --workdir=runs/sweep
 
-  # instead: a random number of runs, of which the best is released and accounted for
+  # a private selection: a random number of runs, of which the best is released and accounted for
   python -m launch.sweep --config=configs/sweeps/learning_rate.py --workdir=runs/best \\
     --config.selection.enabled=True --config.selection.mean_trials=10
 

@@ -220,7 +220,7 @@ def _users(path: str) -> str:
     return f"{_line(value)} (--config.attack of launch.attack)"
   try:
     parameters = list(inspect.signature(value).parameters.values())
-  # Native code has no signature to inspect.
+  # Native code has no signature to inspect, so its parameters are unknown.
   except ValueError:
     parameters = []
   if parameters and parameters[0].name == "loss_fn":

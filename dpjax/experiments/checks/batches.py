@@ -469,7 +469,8 @@ def sampler_seed(subject: Subject) -> Row:
 def _unused_bits(
   subject: Subject, draws: list[np.ndarray], steps: list[int], n: int
 ) -> tuple[float, str]:
-  """Returns (infinity if flipping some bit of the seed changes no batch, else 0; its name)."""
+  """Returns (deviation, name). The deviation is infinite if flipping some bit of the seed changes
+  no batch, else 0."""
   several = [i for i, drawn in enumerate(draws) if _ways(drawn.size, n) > 1][:8]
   same = lambda i, seed: np.array_equal(
     draws[i], np.unique(subject.draw(n, seed=seed, step=steps[i]))
@@ -487,8 +488,8 @@ def _unused_bits(
 
 
 def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
-  """Returns (infinity if two of many seeds draw the same batches, else 0; its name). Seeds that are
-  taken modulo a small number draw the same batches."""
+  """Returns (deviation, name). The deviation is infinite if two of many seeds draw the same
+  batches, as when seeds are taken modulo a small number; else it is 0."""
   times = int(np.clip(_SEED_INDICES // max(n, 1), 40, _SEEDS))
   rng = np.random.default_rng(SEED)
   width = subject.seed_bits

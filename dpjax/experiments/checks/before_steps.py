@@ -19,7 +19,8 @@ _NAME = ("statistics: influence", "statistics: noise")
 _FACTORS = (0.0, -1.0, 1e4, 1e9)
 # Noise multiplier of the compared runs. It is small, so that a change of a sum is visible.
 _QUIET = 1e-3
-# Epsilon of the medians that are released before the sums.
+# Epsilon of the medians that are released before the sums. It is large, so that they are nearly
+# exact.
 _LOUD = 100.0
 # Tolerance in clip norms, for the grid and the rounding of a run with this little noise.
 _SLACK = 1e-2

@@ -139,7 +139,7 @@ def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
 
 
 def agreement(subject: Subject) -> Row:
-  """Tests that sampler, relation and accountant fit, and that epsilon follows from public
+  """Tests that sampler, relation and accountant fit together, and that epsilon follows from public
   fields."""
   name = "accountant agrees"
   plan = subject.plan
@@ -166,7 +166,8 @@ def agreement(subject: Subject) -> Row:
 
 
 def overflow(subject: Subject) -> Row:
-  """Tests that delta's share covers the chance of a draw above the capacity."""
+  """Tests that the share of delta for overflow covers the chance of a draw above the capacity in
+  any step."""
   name = "overflow fits delta"
   plan = subject.plan
   if not (plan.sampler.can_overflow and plan.is_private):
@@ -183,7 +184,7 @@ def overflow(subject: Subject) -> Row:
 
 def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
   """Returns the steps that receive sums: all of the run, or as many as the limit allows."""
-  # The transform refuses steps beyond the plan.
+  # Steps beyond the plan are not used, since the transform refuses them.
   count = subject.plan.num_steps
   affordable = max(_OWN_STEPS, _OWN_WORK // max(1, trees.size(subject.params)))
   if count <= affordable:
@@ -236,7 +237,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
     seen = []
     after = []
     for number, state in enumerate(states):
-      # XLA draws no noise where only the state is used.
+      # Only the state of a skipped step is used, so XLA draws no noise for it.
       if gaps.any():
         state = jax.lax.fori_loop(0, gap, lambda _, s, k=number: idle(k, s), state)
       offered, mask = _offered(subject, number, step)
@@ -555,7 +556,7 @@ def _poor_bits(subject: Subject) -> Iterator[str]:
 
 
 def key_reuse(subject: Subject) -> Row:
-  """Tests that runs that differ in one field share neither noise, nor augmentation, nor
+  """Tests that two runs whose configs or data differ share no key of noise, augmentation or
   batches."""
   name = "no key serves twice"
   if subject.run_keys is None or subject.config is None:

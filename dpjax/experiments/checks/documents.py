@@ -292,7 +292,7 @@ def write(rows: Sequence[Comparison], directory: str, delta: float) -> list[path
 
 
 def _plot(rows: Sequence[Comparison], path: pathlib.Path, delta: float) -> None:
-  # Imported here, since matplotlib is slow to import. Drawing needs no display.
+  # Imported here, since only a picture needs it. Drawing needs no display.
   from dpjax import pictures
 
   look = pictures.Look()

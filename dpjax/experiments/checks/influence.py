@@ -108,7 +108,8 @@ def _without(j: int) -> np.ndarray:
 
 
 def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
-  """Returns (params, batch, j) -> change of the sum if example j is removed, or exchanged."""
+  """Returns (params, batch, j) -> change of the sum if example j is removed. With `exchange` it is
+  replaced by another example instead."""
 
   def move(params, batch, j):
     whole = np.ones(BATCH, bool)
@@ -209,8 +210,8 @@ def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
 
 
 def one_term(subject: Subject) -> Row:
-  """Tests each example alone. It contributes its own gradient, shortened as the rule's
-  paper says, and never longer than its bound."""
+  """Tests that each example alone contributes its gradient, shortened as the rule's paper says, and
+  never longer than the clip norm."""
   bounds = subject.plan.l2_clip_norm
   off = []
   over = []
@@ -361,8 +362,8 @@ def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
 
 
 def any_mask(subject: Subject) -> Row:
-  """Tests that the sum is the sum of its terms, for every mask and every length of gradients.
-  No term may depend on the others' number, lengths or labels."""
+  """Tests that the sum equals the sum of the terms of single examples, for every mask and every
+  length of gradients. No term may depend on the number, lengths or labels of other terms."""
   worst = 0.0
   where = ""
   shortest = math.inf
@@ -439,8 +440,11 @@ def padding(subject: Subject) -> Row:
 
 
 def whole_batch(subject: Subject) -> Row:
-  """Tests that a full batch has the sum of its parts of `BATCH` rows, since large batches may use
-  another algorithm. One gradient is far longer than the clip norm; padding is NaN or an example."""
+  """Tests that the sum of a full batch equals the sums of its parts of `BATCH` rows, since large
+  batches may use another algorithm.
+
+  One gradient is far longer than the clip norm. Padding holds NaN or other examples.
+  """
   size = max(subject.plan.sampler.padded_batch_size, 2 * BATCH)
   rng = np.random.default_rng(SEED)
   batch = _scaled_one(subject.batch(size), BATCH + 1, _FACTORS[-1])
@@ -548,7 +552,8 @@ def dropped(subject: Subject) -> Row:
 
 
 def no_memory(subject: Subject) -> Row:
-  """Tests that a sum depends on no earlier batch, as it would with error feedback."""
+  """Tests that a sum does not depend on earlier batches. With error feedback, for example, it
+  would."""
   batch = subject.batch()
   everyone = jnp.ones(BATCH, bool)
   other = _scaled(_copied(batch, 0), -3.0)
@@ -604,7 +609,7 @@ def cross_example_leakage(
 
   Args:
     fn: `(params, batch) -> tree with leaves [B, ...]`: logits, losses or gradients, one row
-      for each example. Any code that takes a whole batch.
+      for each example. It may be any code that takes a whole batch.
     batch: tree with leaves [B, ...], B >= 2.
 
   Returns:

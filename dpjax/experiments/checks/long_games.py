@@ -53,7 +53,8 @@ class Settings:
   """Settings of an audit.
 
   Args:
-    minutes: rough time for all games together; more where games need it for `LEAST` draws.
+    minutes: approximate time for all games together. Games take longer if they need it for `LEAST`
+      draws.
     only: a package, a subject or package.subject; "" for all.
     seed: seed of all draws.
   """

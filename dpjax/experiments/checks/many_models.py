@@ -176,7 +176,7 @@ def _scores(
 
 
 def line(result: dict[str, Any]) -> str:
-  """Summarises the result in one line."""
+  """Returns one line about a result: the verdict, the settings, the lower bounds and the claim."""
   said = "REFUTED" if result["refuted"] else "not refuted"
   bounds = ", ".join(f"{lower(value)} ({name})" for name, value in result["bounds"].items())
   return (

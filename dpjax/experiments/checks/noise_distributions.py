@@ -50,7 +50,7 @@ def _accounted_multiplier(plan: Plan) -> float | None:
   if not plan.is_private:
     return None
   if plan.noise_shape.by_step:
-    # Events differ by step, so none states this number. `charges.agreement` tests epsilon.
+    # Events differ by step, so no event states the multiplier. `charges.agreement` tests epsilon.
     return plan.noise_multiplier
   whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
   event = whole if plan.statistics is None else plan.sum_event(0)
@@ -134,8 +134,7 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
 
 
 def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
-  """Tests that squares of all values of a step have one mean over the run: no trend, no
-  period."""
+  """Tests that the mean square of the values of a step has no trend and no period over the run."""
   sizes = [by_place.size for by_place, _ in recorded.places or ()]
   if not sizes:
     return

@@ -32,7 +32,8 @@ _VALUES = 300_000
 _LONGEST = 4000
 # Number of values to draw before steps are skipped. It takes about ten seconds.
 _WORK = 600_000_000
-# Number of entries up to which the state of a transform counts as small: it keeps no noise.
+# Number of entries up to which the state of a transform counts as small. A small state keeps no
+# noise.
 _SMALL = 4096
 # Up to this number of steps, all steps are compared with each other. In longer plans some are
 # skipped.

@@ -109,7 +109,7 @@ def check(
       model mixes examples, on `data[indices].x`.
     optimizer: the Optax transformation after the private one; with it, the whole step of
       `training.dp_sgd` is compared with its parts.
-    example_key: typed key, where the loss draws from `example.key` (dropout, augmentation).
+    example_key: typed key, needed if the loss draws from `example.key` (dropout, augmentation).
     method, microbatch_size: see `dpjax.clipped_grad`.
     clipped_grad, transform, algorithm: parts of your own, `(params, batch, mask) ->
       ClippedSum`, `noise key -> optax transformation`, and `noise key -> Algorithm`, in place
@@ -179,7 +179,7 @@ def check(
 
   def whole_step(key: Array) -> Algorithm:
     assert optimizer is not None
-    # The batches of a check contain the keys of their examples.
+    # No key for examples is given, since the batches of a check contain their keys.
     return training.dp_sgd(loss_fn, plan, optimizer, noise_key=key, **options)
 
   if algorithm is None and optimizer is not None:

@@ -158,8 +158,8 @@ def read(folders: Iterable[str]) -> list[FinishedRun]:
     folders: folders of runs, or of sweeps, whose finished runs all count.
 
   Raises:
-    UserError: one line: no such folder, no finished run in it, or a folder named twice; a result
-      without an epsilon, or of another config.json; a ledger that was edited.
+    UserError: no such folder, no finished run in it, or a folder named twice; a result without an
+      epsilon, or of another config.json; a ledger that was edited.
   """
   paths: dict[pathlib.Path, str] = {}
   for folder in folders:

@@ -43,7 +43,7 @@ def not_applicable(name: str, why: str) -> Row:
 
 
 class Subject(NamedTuple):
-  """The parts of a run. What it computes is kept as its own functions, so a check tests that code.
+  """The parts of a run. Its functions are those that training calls, so a check tests this code.
 
   A user's loss can be checked without a config. Then some parts are None, and their checks do not
   apply.
@@ -60,10 +60,11 @@ class Subject(NamedTuple):
   params: Any
   train: Any  # len() and train[indices]
   keyed: bool = False  # whether the loss reads `example.key`
-  # Function loss -> `clipped_grad` of that loss, with the run's options. None if only the
+  # Function that returns the `clipped_grad` of a loss, with the run's options. None if only the
   # `clipped_grad` of `loss_fn` is known.
   gradient_of: Callable[[LossFn], Callable[..., Any]] | None = None
-  # Function noise key -> the run's training algorithm. None if only the parts of a step are known.
+  # Function that returns the training algorithm for a noise key. None if only the parts of a step
+  # are known.
   algorithm: Callable[[jax.Array], Algorithm] | None = None
   guarantee: Guarantee | None = None  # what the run states at its end
   optimizer: Any = None  # the Optax transformation that the whole step gives its updates to

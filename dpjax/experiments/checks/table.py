@@ -87,7 +87,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     train=run.train,
     keyed=run.keyed,
     gradient_of=clipped_grad,
-    # The batches of a check contain the keys of their examples.
+    # If the loss needs keys, the batches of a check contain them, so no key is given here.
     algorithm=lambda key: run.with_keys(key, None if run.keyed else run.random.local),
     guarantee=run.guarantee,
     optimizer=run.optimizer,

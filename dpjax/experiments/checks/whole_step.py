@@ -127,7 +127,7 @@ class _Parts:
     self._step = jax.jit(step)
 
   def after(self, params: Any, parts: list[Batch]) -> Any:
-    """Returns the parameters after the next step, from these slices."""
+    """Returns the parameters after one more step, from `params`, on the slices in `parts`."""
     params, self._held = self._step(params, self._held, parts)
     return params
 

@@ -236,7 +236,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]:
-  """Yields every leaf, in order; after a choice come the leaves of its value.
+  """Yields every leaf, in order. The leaves of a chosen value follow its choice.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> all_leaves = leaves(PrivacyConfig(clipping="automatic"))

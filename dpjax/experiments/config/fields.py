@@ -460,7 +460,7 @@ def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any
   value_hint = (typing.get_args(hint) or (str, Any))[1]
   if tail and isinstance(config.get(head), dict):
     return {**config, head: _update_dict(config[head], tail, change, name, Any)}
-  # Keys may contain dots.
+  # Keys of a dict may contain dots, so the whole path may be one key.
   return {**config, path: change(value_hint, f"{name}.{path}", None)}
 
 

@@ -70,7 +70,7 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
       inspect.signature(loss_fn).bind(None, None)
     except TypeError as error:
       raise UserError(f"must return {wanted}: {error}", field="loss", value=path) from error
-    # Native code has no signature to inspect.
+    # Native code has no signature to inspect, so its arguments are not checked.
     except ValueError:
       pass
 
