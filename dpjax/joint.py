@@ -45,7 +45,7 @@ class JointPlan:
       that answers k queries, such as `GNMax` on k votes, counts as k calls. A plan is not named
       here, as its `num_steps` says how often it runs.
     neighboring_relation: "" for that of the plans, which must agree; without a plan, for that of
-      the first mechanism.
+      the first mechanism, or add_or_remove_one if it states none.
     accountant: "pld" or "rdp"; "" for the tightest that knows every part.
 
   Guarantee: all releases together are (epsilon(), delta)-private for a record that every part

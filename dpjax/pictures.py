@@ -271,8 +271,8 @@ def label_ends(
 ) -> None:
   """Writes names of lines to the right of the axes, at the height of their last point.
 
-  Names that would overlap are moved apart. A thin line leads from each name to the last point of
-  its line. Call this function last, since it fixes the limits of the axes.
+  Names that would overlap are moved apart. A thin line leads from each name to the edge of the axes
+  at the height of the last point. Call this function last, since it fixes the limits of the axes.
 
   Args:
     axes: axes that already hold all lines.

@@ -317,8 +317,8 @@ class Plan:
       options: further fields of the plan, such as `neighboring_relation` and `slices`.
 
     Raises:
-      UserError: no declared size under add-or-remove-one; a batch size above n; epsilon or
-        another number out of its range.
+      UserError: no declared size under add-or-remove-one; a batch size above n; a sampler, a
+        divisor or a number of steps among the options; epsilon or another number out of its range.
 
     >>> plan = Plan.for_data(np.zeros((1_000, 2)), batch_size=100, epochs=3, epsilon=2.0,
     ...   delta=1e-5, l2_clip_norm=1.0, num_examples=1_000)
@@ -851,7 +851,7 @@ class Plan:
   @property
   def _size_of_divisor(self) -> int | None:
     """Returns the number of examples whose expected batch size is `normalize_by`; None without
-    a sampling rate, or if the number is below 1 or too large."""
+    a sampling rate, or if the number rounds to 0 or is too large."""
     rate = getattr(self.sampler, "rate", None)
     size = self.normalize_by / rate if rate else math.inf
     return round(size) if 0.5 < size <= _MOST_EXAMPLES else None

@@ -323,9 +323,9 @@ def _without_late_words(unraisable: Any) -> None:
 def run(main: Callable[..., None], *, words: bool = False) -> None:
   """Runs `main()` under absl with one-line errors.
 
-  UserError, and an error in a user's code that a config names by its import path, end the process
-  with exit code 2. OSError (a missing or unwritable file) and a lack of memory end it with exit
-  code 1. Any other error is a bug of dpjax and keeps its traceback.
+  UserError, a missing package or device, and an error in a user's code that a config names by its
+  import path end the process with exit code 2. OSError (a missing or unwritable file) and a lack of
+  memory end it with exit code 1. Any other error is a bug of dpjax and keeps its traceback.
 
   Args:
     words: whether to call `main` with the arguments that are no flags. If False, such arguments are

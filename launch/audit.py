@@ -82,7 +82,8 @@ def audit_final_models() -> None:
 
 
 def play_twins() -> None:
-  """Plays the twins that have no row yet, and prints those that no game refuted."""
+  """Plays the twins that have no row yet, and prints those that no game refuted. If there are any,
+  the process ends with exit code 1."""
   options = flags.FLAGS
   _refuse(("minutes",), "is of the claims, must not be given with --twins")
   settings = broken_twins.TwinSettings(options.only, options.seed)

@@ -29,8 +29,8 @@ from dpjax.validate import UserError
 # Relative difference that other versions of NumPy or SciPy may make to the epsilon of a ledger.
 _ROUNDING = 1e-6
 _TOLD = 3  # folders in an error line
-# Largest number of steps of a ledger that is composed. No run takes more, and composing them takes
-# minutes.
+# Largest number of steps of a ledger that is composed, which takes minutes. A longer run is added
+# as it is stated.
 _MOST_STEPS = 10_000_000
 # Errors raised by values that no run writes, in a file whose digest fits.
 _STRANGE = (
