@@ -119,7 +119,7 @@ class Columns:
 def by_place(data: Any, name: str = "data") -> Any:
   """Wraps a dict of arrays in `Columns`; returns any other data unchanged.
 
-  A plain dict would not do: its `len` is the number of names, not of examples.
+  The `len` of a plain dict would be the number of names, not of examples.
 
   >>> len(by_place({"x": np.zeros((4, 2)), "y": np.zeros(4)})), len(by_place(np.zeros(3)))
   (4, 3)

@@ -99,7 +99,8 @@ class JointPlan:
           value=name,
         )
       validate.integer_at_least(1, **{f"times[{name!r}]": count})
-    # Read-only copies: a caller who changes the dict later must not change what was checked.
+    # Read-only copies are kept, so that a caller who changes the dict does not change what was
+    # checked.
     freeze = types.MappingProxyType
     object.__setattr__(self, "parts", freeze(dict(self.parts)))
     object.__setattr__(self, "times", freeze(dict(self.times)))
@@ -247,7 +248,7 @@ class JointPlan:
 
     def scaled(scale: float) -> JointPlan:
       changed = {
-        # Converted to float, since a half-precision multiplier could round the noise down.
+        # The multiplier is converted to float, since half precision could round the noise down.
         name: dataclasses.replace(part, **{_NOISE: float(getattr(part, _NOISE)) * scale})
         for name, part in shares.parts.items()
         if name in free

@@ -214,7 +214,7 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
   """Returns field -> {"path", "sha256"} for every import path and file of weights in a config.
 
   For an import path the sha256 covers the file of the module in the path. It also covers the file
-  that defines the object, if that is another one. `code` also covers what these files import.
+  that defines the object, if it is another file. `code` also covers what these files import.
 
   >>> sources({"model": {"name": "mlp", "options": {"name": "a:b"}}, "loss": "auto"})
   {}

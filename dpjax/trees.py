@@ -111,7 +111,7 @@ def scaled_norms(leaves: list[jax.Array]) -> jax.Array:
 
 
 def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
-  """Returns sqrt(sum_l norms[l]^2), elementwise, without underflow or overflow: [B] -> [B].
+  """Returns sqrt(sum_l norms[l]^2), [B], for arrays norms[l] [B], without underflow or overflow.
 
   >>> root_sum_squares([jnp.array([3e-30]), jnp.array([4e-30])]) == 5e-30
   Array([ True], dtype=bool)

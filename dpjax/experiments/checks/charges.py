@@ -40,7 +40,8 @@ _CANARIES = 1000
 # Number of consecutive seeds whose keys are compared.
 _SEEDS = 64
 _SPREAD_SEEDS = 300  # number of large random seeds whose keys are compared
-# A multiple of all numbers up to 16: adding it keeps keys that are derived from a remainder.
+# A multiple of all numbers up to 16. Adding it to a seed does not change a key that is derived from
+# a remainder of the seed.
 _COMMON_MULTIPLE = 720_720
 # Largest number of steps of a run whose cost is also composed step by step.
 _LEDGER_STEPS = 200

@@ -16,7 +16,7 @@ from dpjax import gradients, noise, trees
 from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, row
 from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
 
-# Tolerance of float32, relative to the sensitivity.
+# Tolerance for rounding in float32, relative to the sensitivity.
 _SLACK = 1e-3
 # Tolerance in clip norms for each example; it covers bfloat16 models.
 _SUM_SLACK = 0.02
@@ -126,7 +126,7 @@ def _scaled_one(batch: Any, j: int, factor: float) -> Any:
 
 
 def _copied(batch: Any, j: int) -> Any:
-  """Returns the batch with example j a copy of the next one."""
+  """Returns the batch with example j replaced by a copy of the next example."""
 
   def copy(leaf):
     leaf = leaf if trees.is_key(leaf) else jnp.asarray(leaf)

@@ -108,8 +108,8 @@ def _distribution_deviations(
 
 
 def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
-  """Tests every value of white noise, not only a sample. No step, and no coordinate of a leaf,
-  may differ.
+  """Tests every value of white noise, not only a sample. No step, and no coordinate of a leaf, may
+  have another variance than accounted.
 
   Rounding to a grid (in standard deviations) adds variance, and moves values by up to half a step.
   """

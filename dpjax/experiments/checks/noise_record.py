@@ -69,7 +69,8 @@ class Record(NamedTuple):
 
 
 class Tails(NamedTuple):
-  """Counts over many runs of the plan, in standard deviations, all leaves together."""
+  """Counts, extremes and sums of powers of noise values in standard deviations, over many runs of
+  the plan and all leaves."""
 
   count: int  # values
   lowest: float

@@ -22,7 +22,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-  """Metadata `Annotated[ClipRule, Choice(RULES)]`: the values that a config field takes.
+  """Metadata in `Annotated[ClipRule, Choice(RULES)]`, which lists the values that a field takes.
 
   Args:
     table: name -> frozen dataclass, whose fields all have defaults. It is read at each use, so
