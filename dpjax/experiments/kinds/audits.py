@@ -22,7 +22,7 @@ from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
-  # For types only: central training must not load the modules of federated data.
+  # Imported for types only, since central training must not load modules of federated data.
   from dpjax.data import Federation
 
 
@@ -74,7 +74,7 @@ class AuditClaim:
   def of_plan(cls, plan: Plan) -> AuditClaim:
     """Returns the claim of a plan. If nothing is proved for its sampler, canaries replace
     records. This also suits samplers that depend on the number of examples."""
-    # Without a proof for the sampler, the plan's relation is not one that holds for it.
+    # Without a proof for the sampler, no relation is proved. Then replacement is chosen.
     known = plan.sampler.scheme != "unproved"
     relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
@@ -82,7 +82,7 @@ class AuditClaim:
 
   @classmethod
   def of_promise(cls, guarantee: Guarantee, num_steps: int) -> AuditClaim:
-    """Returns the claim of a guarantee that has no plan: clients add noise, or shares of it."""
+    """Returns the claim of a guarantee without a plan, where clients add noise or its shares."""
     event = guarantee.remaining_event(0)
     pairs = functools.partial(
       accounting.all_pairs,

@@ -3,12 +3,12 @@
 Nothing that is computed from a pool is accounted for. So no record that epsilon protects may be in
 the pool, or decide what is in it.
 
-| the pool                                           | what a run does with it            |
+| pool                                               | what a run does with it            |
 | -------------------------------------------------- | ---------------------------------- |
-| of the test set of a published data set            | takes it; the epsilon is proved    |
-| of other data, which may hold anybody's records    | refuses it                         |
-| one of whose rows is a private record's            | refuses it                         |
-| any, with `pool_is_public=true`: the holder's word | takes it; the epsilon is a claim   |
+| part of the test set of a published data set       | takes it; the epsilon is proved    |
+| part of other data, which may hold anyone's record | refuses it                         |
+| a pool in which a row equals a private record      | refuses it                         |
+| any pool, if the holder sets `pool_is_public=true` | takes it; the epsilon is a claim   |
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def check(config: Any, private: data.Dataset, public: data.Dataset) -> None:
   holder of these records may see it.
 
   Args:
-    config: has `dataset`, `num_pool` and `pool_is_public`.
-    public: its first `num_pool` rows are the pool.
+    config: config with `dataset`, `num_pool` and `pool_is_public`.
+    private: private records.
+    public: data set whose first `num_pool` rows are the pool.
   """
   if config.pool_is_public:
     return

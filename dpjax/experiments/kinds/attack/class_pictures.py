@@ -1,4 +1,4 @@
-"""Runs class inversion: trains a model of `launch.train`, and searches typical inputs of each
+"""Runs class inversion: trains a model of `launch.train`, and searches for typical inputs of each
 class."""
 
 from __future__ import annotations

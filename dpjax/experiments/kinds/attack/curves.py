@@ -33,7 +33,7 @@ def roc_report(
 
   Args:
     leakages: results of `attacks.measure`, by name of the attack.
-    line: curve that the target's guarantee allows, drawn beside the attacks' curves.
+    line: curve that the target's guarantee allows, drawn beside the attacks' curves; None: no line.
     title: title of the picture.
 
   Raises UserError if `leakages` is empty.
@@ -61,8 +61,8 @@ def roc_report(
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
   """Draws the ROCs of attacks and the guarantee's `line` by `draw_curves`.
 
-  The axes begin at the rate of one record, or at 0.1 if that is smaller. The records cannot resolve
-  smaller rates, where curves would seem to cross the line.
+  The axes begin at 1 / n, the rate of one of n records, or at 0.1 if 0.1 is smaller. The records
+  cannot resolve rates below 1 / n, so curves would seem to cross the line there.
   """
   left = min(1 / max(c.num_members, c.num_non_members) for c in curves.values())
   rates = np.geomspace(min(left, _LEFT), 1, 200)
@@ -83,8 +83,8 @@ def draw_curves(
   """Draws each curve (fpr, tpr) as a staircase, and guessing as a dotted diagonal.
 
   A dashed black line shows `allowed`: the largest allowed true positive rates at the false positive
-  rates `rates`. Its label ends with `words`. None draws no such line. The logarithmic axes begin at
-  rates[0].
+  rates `rates`. Its label ends with `words`. If `allowed` is None, there is no such line. The
+  logarithmic axes begin at rates[0].
   """
   left = rates[0]
   for index, (name, (fpr, tpr)) in enumerate(curves.items()):

@@ -102,7 +102,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> V
     seen, show = _cohorts(truths, send, aggregator, together)
     guess = _mean_view(guess, together, bound)
   # With privacy.method="both" the stated epsilon comes from the server's noise alone. The server
-  # sees messages without it, so the note applies.
+  # sees messages without this noise, so the note applies.
   hidden = federate.privacy.method in privacy.SUMMED
   return Victims(
     truths=seen,
@@ -216,9 +216,9 @@ def phase(config: AttackConfig, attacked: Victims) -> Phase:
 
 
 def _inverter(config: AttackConfig, attacked: Victims) -> Any:
-  """Returns a function (message, truth, place) -> (examples [b, ...], labels [b]).
+  """Returns a function (message, true examples, index) -> (examples [b, ...], labels [b]).
 
-  The function reads only the shape of the truth, and its labels if `attack.labels` is "known".
+  It reads only the shape of the true examples, and their labels if `attack.labels` is "known".
   """
   method = config.attack
   shape = np.shape(attacked.truths[0].x)

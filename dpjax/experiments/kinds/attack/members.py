@@ -33,7 +33,7 @@ _PROMISED = (
   "epsilon", "delta", "neighboring_relation", "unit", "epsilon_kind", "accountant",
   "noise_multiplier",
 )  # fmt: skip
-# Smallest false positive rate of a curve in result.json, and number of its points.
+# Smallest false positive rate of a curve in result.json, and the number of points of a curve.
 _LEFT = 1e-4
 _COUNT = 81
 # Largest number of test records that quantile regression learns from; with more, its trees take

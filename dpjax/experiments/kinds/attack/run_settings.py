@@ -191,7 +191,7 @@ class _Inversion(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class DenseFirst(_Inversion):
-  """The input of a first dense layer, by one division: exact for one example."""
+  """Reads the input of a first dense layer by one division, exactly for one example."""
 
   layer: Annotated[str, "name of its module"] = "dense_0"
 
@@ -205,7 +205,7 @@ class DenseFirst(_Inversion):
 class Imprint(DenseFirst):
   """`attacks.imprint`: a server whose model shows a whole batch, one input from each bin.
 
-  The bins are quantiles of the test inputs, which the server is taken to have.
+  The bins are quantiles of the test inputs. The server is assumed to have these inputs.
 
   Args:
     gain: scale of the kernels after the first.
@@ -287,7 +287,7 @@ class DlgInversion(_SearchInversion):
 
 @dataclasses.dataclass(frozen=True)
 class CosineInversion(_SearchInversion):
-  """`attacks.CosineAdam` on images in [0, 1]."""
+  """Settings of `attacks.CosineAdam` on images in [0, 1]."""
 
   total_variation: Annotated[
     float, rules.NON_NEGATIVE, "weight of smoothness in the search"

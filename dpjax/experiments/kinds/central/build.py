@@ -132,7 +132,8 @@ class Run(NamedTuple):
   # Algorithm of the first steps if they train fewer parameters. It uses the same states as
   # `algorithm`. None: all steps are alike.
   first_steps: Algorithm | None = None
-  # Names of the data that the first parameters were trained on, the most recent first.
+  # Names of the data that the first parameters were trained on, the most recent first. Names of the
+  # data behind the model's features follow.
   pretrained_on: Sequence[str] = ()
   # Private statistics that normalise `train` and `test`; None: there are none.
   statistics: normalization.Released | None = None
@@ -155,7 +156,7 @@ def check(config: TrainConfig) -> None:
     )
   audit.check(config.audit)
   if config.loss == CONTRASTIVE:
-    # Imported here: few runs need it.
+    # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
 
     embeddings.check(config)
@@ -207,7 +208,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
     features: whether to compute the features of the model; they do not change `data.digest`.
   """
   kept = data.cache.folder()
-  # Checked first, since reading the data and computing features may take an hour.
+  # The cache's folder is checked first, since reading data and computing features may take an hour.
   if features and kept is not None and models.needs_features(config.model.name):
     data.cache.check_folder(kept)
   train, test = data_section.load(
@@ -230,7 +231,7 @@ def preprocessed(
 
 @bounds.names_fields
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
-  """Returns loaded (train, test) with the features of the model, the result of `load_data`."""
+  """Adds the features of the model to loaded (train, test). Returns what `load_data` returns."""
   per_example = normalization.per_example(config)
   kept = data.cache.folder()
   options: Any = per_example, kept, config.resident
@@ -269,11 +270,11 @@ def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
 def init_params(
   config: ModelConfig, model: Any, key: jax.Array, first: ArrayLike
 ) -> Params:
-  """Calls `model.init(key, first)`.
+  """Returns the parameters `model.init(key, first)`.
 
   Raises:
-    UserError: `model.init` fails with any error, since modules check their options when first
-      applied. Or the parameters exceed the memory of this machine.
+    UserError: `model.init` raises an error of any type, since modules check their options only when
+      they are first applied. Or the parameters exceed the memory of this machine.
   """
   try:
     with bounds.of_model(config):
@@ -392,9 +393,9 @@ def assemble(
   keyed = augmented or task.keyed
   trained = starting_point.trained(config, task, model, params, random.init)
   params, apply = audit.beside(config, trained.params, trained.apply)
-  # The size is taken now, since inserting canaries removes or replaces rows.
+  # The number of examples is taken now, since inserting canaries removes or replaces rows.
   num_examples = privacy.public_size(config, train)
-  # Batches check their capacity for this number, even if the config declares it.
+  # Batches check their capacity against this number, even if the config declares it.
   train = train.declared(num_examples)
   plan = privacy.make_plan(config, num_examples, params)
   check_unit(config, train, plan)
@@ -558,7 +559,8 @@ def job_on_data(
   def start(random: RunKeys) -> Schedule:
     if loaded is not None or not models.needs_features(config.model.name):
       return single(phase(read(), random))
-    # Computed only here: a digest needs no features, so a finished run never computes them.
+    # Features are computed only here, since a digest needs none. So a finished run never computes
+    # them.
     complete_data = complete(config, read())
     # Only the features are read from here on, so their inputs may leave the memory.
     read.cache_clear()

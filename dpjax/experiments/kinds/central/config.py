@@ -27,7 +27,7 @@ from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
 
-# Name of the contrastive loss, of a whole batch with two views of each image (`embeddings`).
+# Name of the contrastive loss, which compares two views of each image of a batch (`embeddings`).
 CONTRASTIVE = "contrastive"
 _AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
 
@@ -46,8 +46,8 @@ class ByStatistics:
 
   noise_multiplier: float = 8.0  # for each of two sums over all examples
   median_epsilon: float = 0.05  # for each clip norm that is a private median
-  # Public bounds on the norms of an example's (means, mean squares) over positions. (): private
-  # medians of these norms are the bounds.
+  # Public bounds on the norms of an example's (means, mean squares) over positions. If there are
+  # none, private medians of these norms are the bounds.
   clip_norms: tuple[float, ...] = ()
 
 
@@ -60,7 +60,7 @@ class Whitened:
   noise_multiplier: float = 16.0  # for each of five sums over all examples
   median_epsilon: float = 0.02  # for each clip norm that is a private ninth decile
   # Public bounds on the norms of an example's (mean, channels, positions, variances, covariance).
-  # (): private ninth deciles of these norms are the bounds.
+  # If there are none, private ninth deciles of these norms are the bounds.
   clip_norms: tuple[float, ...] = ()
   num_directions: int = 300  # number of directions whose covariance is released
   floor_rank: int = 100  # variances above the one of this rank are brought down to it
@@ -80,7 +80,7 @@ class AllWeights:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """Trains the last layer alone; the layers below keep their first values, such as
+  """Trains the last layer alone; the layers below keep their first values, such as those of
   `pretrained`."""
 
 
@@ -93,8 +93,8 @@ class HeadFirst:
 
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-  """Trains low-rank adapters (LoRA) of the matrices whose path matches; all other weights
-  stay fixed."""
+  """Trains low-rank adapters (LoRA) of the matrices whose path matches `pattern`; all other
+  weights stay fixed."""
 
   rank: Annotated[int, "of the adapters A B"] = 4
   alpha: Annotated[float, "A B is multiplied by alpha / rank"] = 8.0

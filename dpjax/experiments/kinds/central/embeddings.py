@@ -1,4 +1,4 @@
-"""Runs with `loss='contrastive'`, which train embeddings of public images, never privately.
+"""Trains embeddings of public images with `loss='contrastive'`. Such a run is never private.
 
 The outputs of the network are the embedding. A run that starts from such a network (`pretrained`)
 has other outputs. So it takes all layers except the last one, which gets random weights.

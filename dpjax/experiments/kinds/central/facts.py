@@ -46,9 +46,9 @@ def observed(
 
 
 def pretrained(run: Run) -> dict[str, Any]:
-  """Returns {key of result.json: names of the data that the first parameters were trained on}.
+  """Returns {key of result.json: names of the data that first parameters or features depend on}.
 
-  Returns {} if the first parameters are random.
+  Returns {} if there are no such data.
   """
   if not run.pretrained_on:
     return {}
@@ -77,7 +77,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   if plan.statistics is not None:
     facts["normalization"] = fields.name_of(config.privacy, "normalization")
     noise = plan.statistics.total_noise_multiplier
-    # Without an epsilon, the noise of the statistics belongs to no guarantee.
+    # Without an epsilon, the noise of the statistics belongs to no guarantee, so it is left out.
     facts |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
   facts |= pretrained(run) | starting_point.facts(config)
   if run.tokenizer is not None:

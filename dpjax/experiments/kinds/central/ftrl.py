@@ -1,4 +1,4 @@
-"""DP-FTRL from a config: the strategy that correlates the noise, and the sampler that
+"""Makes the parts of DP-FTRL from a config: the correlation of the noise, and the sampler that
 bounds participation."""
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def _size(privacy: PrivacyConfig) -> sampling.Sizing:
 
 
 def separation(privacy: PrivacyConfig) -> int:
-  """Returns the least number of steps between two participations of one example.
+  """Returns the smallest number of steps between two participations of one example.
 
-  This is a pass, unless the sampler allows an example again after `separation` steps.
+  It is the length of a pass, unless the sampler allows an example again after `separation` steps.
 
   >>> from dpjax.experiments.kinds.central.config import FtrlConfig
   >>> separation(PrivacyConfig(ftrl=FtrlConfig(sampler="cyclic_poisson", separation=4)))

@@ -49,7 +49,7 @@ def is_private(config: TrainConfig) -> bool:
 def per_example(config: TrainConfig) -> bool:
   """Returns whether the features of each example are normalised by themselves.
 
-  They are without private statistics, and before whitening if the model has `num_groups`.
+  This is so without private statistics, and before whitening if the model has `num_groups`.
   """
   groups = config.model.options.get("num_groups")
   chosen = config.privacy.normalization

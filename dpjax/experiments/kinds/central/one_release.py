@@ -188,7 +188,7 @@ def phase(
 
   Args:
     train, test: inputs of the model, before private statistics normalise them.
-    apply: (params, x [B, ...]) -> outputs [B, K] of the model.
+    apply: function (params, x [B, ...]) -> outputs [B, K] of the model.
     params: first parameters of the model; only their shapes are read.
   """
   _check_model(config, train, params)
@@ -232,7 +232,7 @@ def phase(
     draws=lambda start: range(start, 1),
     released=lambda state: normalization.beside(state["params"], statistics),
     evaluate=scores,
-    # A server reads these facts, so that it needs no training data.
+    # A server reads the written facts of the inputs, so that it needs no training data.
     write=lambda folder, state: write_inputs(folder),
     guarantee=promised(config, plan, releasing),
     save_every=1,

@@ -52,7 +52,8 @@ def computed(
   return features.ComputedFeatures(shape, settings, _CODE, make)
 
 
-# Cached, since training and test data have one shape, and learning takes a minute or two.
+# The network is cached, since training and test data have the same shape, and learning takes a
+# minute or two.
 @functools.lru_cache(maxsize=1)
 def learned(shape: tuple[int, int, int]) -> patches.PatchNetwork:
   """Returns the network for images of a shape, learnt from random images of that shape."""

@@ -1,4 +1,4 @@
-"""Scattering features of a run's images, standardised by public constants."""
+"""Computes scattering features of a run's images, standardised by public constants."""
 
 from __future__ import annotations
 

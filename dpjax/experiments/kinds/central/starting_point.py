@@ -96,7 +96,7 @@ def _check_file(config: TrainConfig) -> None:
         value=config.pretrained,
       )
   if str(config.pretrained).endswith(".safetensors") or config.safetensors:
-    # Imported here, since few runs need it.
+    # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import published_weights
 
     published_weights.check(config)

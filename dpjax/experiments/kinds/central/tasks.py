@@ -62,7 +62,7 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
   task, not its scores. Raises UserError for a language model if the data are no text.
   """
   if config.loss == CONTRASTIVE:
-    # Imported here: few runs need it.
+    # Imported here, since few runs need this module.
     from dpjax.experiments.kinds.central import embeddings
 
     data.needs_classes(dataset, f"loss={config.loss!r}")

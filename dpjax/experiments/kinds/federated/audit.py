@@ -170,6 +170,8 @@ def target_of(
   | both                   | the tighter of the two | what the row of the tighter guarantee says  |
   | distributed            | guarantee of shares    | every decoded integer sum, and who is in it |
 
+  Without an audit, the row of the sum stands for "local" and "both", too.
+
   Args:
     plan: plan that runs.
     num_clients: number of clients before canaries are inserted.
@@ -205,7 +207,7 @@ def prepared(
 
   Args:
     target: guarantee and adversary that the audit tests.
-    params: parameters that the directions have the shape of.
+    params: parameters; a direction has their shapes.
     num_clients: number of clients before canaries are inserted.
   """
   if canaries is None:

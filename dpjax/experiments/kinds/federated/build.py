@@ -54,7 +54,7 @@ from dpjax.parallel import made_for
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
-# Arguments of `execution.by_name`.
+# Fields that are passed to `execution.by_name`.
 _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
 Wrapping = dict[str, Any]
 
@@ -110,7 +110,7 @@ def _check_natural(config: FedConfig) -> None:
   wanted = {"data.limit": None}
   if partition == "shakespeare":
     wanted |= {"data.name": "shakespeare", "data.center": False}
-    # The task declares the number of classes.
+    # The task declares the number of classes, so the config must not.
     wanted["data.num_classes"] = None
     # There is no other language model for clients.
     wanted["model.name"] = "transformer"

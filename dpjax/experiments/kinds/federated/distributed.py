@@ -96,7 +96,7 @@ def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | Non
   """Returns the mechanism of one round; None for another privacy.method.
 
   Its noise is `noise_multiplier` if given, else calibrated to `attacker` if given, else to
-  `epsilon`. Raises UserError if `secure_sum.bits` are too few for that.
+  `epsilon`. Raises UserError if `secure_sum.bits` are too few for this calibration.
   """
   privacy = config.privacy
   if privacy.method != METHOD:

@@ -34,13 +34,15 @@ def _clip_scale(state: ArrayTree) -> Array | None:
 
 
 def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[str, Any]:
-  """Returns target -> first evaluated round whose test accuracy reaches it, or None.
+  """Returns a dict from each target to the first evaluated round whose test accuracy reaches it.
+
+  The value is None if no round reaches the target.
 
   >>> rounds_to([{"step": 1, "test_accuracy": 0.5}, {"step": 2, "test_accuracy": 0.98}],
   ...           (0.97, 0.99))
   {'0.97': 2, '0.99': None}
   """
-  # A regression has no accuracy.
+  # A regression has no accuracy, so none of its rows counts.
   scored = [row for row in rows if "test_accuracy" in row]
   first = lambda target: (r["step"] for r in scored if r["test_accuracy"] >= target)
   return {f"{target:g}": next(first(target), None) for target in targets}

@@ -36,7 +36,7 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
 def with_features(
   config: FedConfig, loaded: tuple[Federation, Any]
 ) -> tuple[Federation, Any]:
-  """Returns (federation, test) with the features of the model, the result of `load_data`."""
+  """Adds the features of the model to (federation, test). Returns what `load_data` returns."""
   federation, test = loaded
   sets = build_central.with_features(central(config), (federation.dataset, test))
   return dataclasses.replace(federation, dataset=sets[0]), sets[1]

@@ -45,7 +45,7 @@ SUMMED = ("none", "local", distributed.METHOD)
 
 
 def relation(config: FedConfig) -> str:
-  """Returns the neighboring relation of the guarantee of the server's noise."""
+  """Returns the neighboring relation under which the server's noise is accounted for."""
   privacy = config.privacy
   correlated = privacy.method == "dp_ftrl"
   kinds = ftrl.SAMPLERS if correlated else SAMPLERS

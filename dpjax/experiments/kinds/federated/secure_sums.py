@@ -107,8 +107,8 @@ class SharesForCommittee(PairwiseMasks):
   members left is refused, and changes nothing.
 
   Args:
-    num_members: members of the committee, drawn from the clients of each round.
-    colluding: members who may tell the server all they know.
+    num_members: number of members of the committee, drawn from the clients of each round.
+    colluding: number of members who may tell the server all they know.
     packed: number of secrets in one polynomial; shares are that many times shorter.
   """
 

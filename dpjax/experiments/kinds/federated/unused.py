@@ -1,4 +1,4 @@
-"""Settings of a federated run that nothing would read."""
+"""Finds settings of a federated run that nothing would read."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _DIGITS = 4
 
 
 class Bound(NamedTuple):
-  """Holds the result of an attack: a lower bound, the epsilon that it is about, and its words."""
+  """Holds the result of an attack: a lower bound, which epsilon it bounds, and a description."""
 
   epsilon_lower: float
   target: str  # epsilon that is bounded: "total" | "features, local"
@@ -101,8 +101,8 @@ def worst_pair(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the two records that are easiest to tell apart under independent noise.
 
-  They are all 0 and all 1. With a weighted L1 clip, their norm is at most `clip`, and they are 1 on
-  different features if possible.
+  One record is all 0, the other record is all 1. With a weighted L1 clip, each record has norm at
+  most `clip`, and the records are 1 on different features if possible.
 
   >>> worst_pair((4,), np.full(4, 0.25), 0.25)[1].tolist()
   [0.0, 0.0, 0.0, 1.0]

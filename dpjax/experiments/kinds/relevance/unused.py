@@ -1,4 +1,4 @@
-"""Finds settings of a run of relevance that its method does not read; see `unused`."""
+"""Finds settings of a run of relevance that its method does not read; see `kinds.unused`."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Co
   def compute() -> Arrays:
     regression = regress(ready.x, ready.y, ready.x[:count], ready.plan)
     numbers = np.array([getattr(regression, name) for name in _NUMBERS], np.float64)
-    # Weights are rounded, since exact values of a CKKS decryption leak facts of the secret key.
+    # Weights are rounded, since exact values of a CKKS decryption leak information on the secret
+    # key.
     return {"weights": regression.weights.round(_DECIMALS), "numbers": numbers}
 
   state = train_phase(once(compute, like, "regression")).state

@@ -89,7 +89,7 @@ def prepare(config: SecureConfig, loaded: Halves, random: RunKeys) -> _Ready:
   task = config.task
   held = task.num_source + task.num_labelled
   num_rows = len(loaded.y)
-  # A source holds at least two users.
+  # At least two users must be left for the source.
   if task.num_labelled > num_rows - 2:
     raise UserError(
       f"must be at most {num_rows - 2}, as {task.dataset!r} has {num_rows} rows",

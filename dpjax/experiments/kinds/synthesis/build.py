@@ -163,7 +163,7 @@ class _Run(SampledRun):
 
   @property
   def num_steps(self) -> int:
-    """Returns the number of steps: the release, and those of the generator."""
+    """Returns the number of steps: one for the release, and the steps of the generator."""
     return 1 + self.config.num_steps // self.at_once
 
   @functools.cached_property

@@ -29,7 +29,7 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
   scikit-learn. They are two of the twelve classifiers of Harder et al. 2021. `accuracy` is the mean
   of both accuracies.
   """
-  # Imported here: few runs need it.
+  # Imported here, since few runs need scikit-learn.
   with optional.needed():
     from sklearn import linear_model, neural_network
 

@@ -86,7 +86,7 @@ class SampledRun:
     return np.concatenate(parts), labels
 
   def samples(self, state: Any) -> Samples:
-    """Returns (images [n, H, W, C], labels [n]) of a state; they are always the same."""
+    """Returns (images [n, H, W, C], labels [n]) of a state. Equal states give equal samples."""
     # The samples of a state are kept, since the last row, the result and the files all need them.
     leaves = jax.tree.leaves(self.decided_by(state))
     name = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).digest()
