@@ -38,7 +38,7 @@ _FAR_OFF = 4.0
 
 
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
-  """Returns the number of steps of `Plan.for_data`: epochs * size / batch_size, rounded, at least
+  """Returns epochs * size / batch_size, rounded: the number of steps of `Plan.for_data`, at least
   1.
 
   It warns about more than two million steps, for which finding the noise takes long.
