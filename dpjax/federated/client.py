@@ -56,8 +56,8 @@ class Local(NamedTuple):
   key: Array  # of this client in this round; fold it before use
 
   def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
-    """Returns the client with one more step counted: examples [B] of `mask`, with their sum
-    of losses."""
+    """Returns the client with one more step, its examples (`mask` [B]) and their sum of losses
+    counted."""
     return self._replace(
       # The loop over steps needs a carry of one type, also for losses in float64.
       loss_sum=self.loss_sum + jnp.asarray(loss, self.loss_sum.dtype),
@@ -73,7 +73,7 @@ def begun(
   num_examples: ArrayLike,
   key: Array,
 ) -> Local:
-  """Returns a client before its first step."""
+  """Returns a client before its first step, with all counts 0."""
   zero = jnp.zeros((), jnp.float32)
   steps = jnp.int32(0)
   return Local(params, opt_state, memory, zero, zero, steps, jnp.asarray(num_examples), key)
@@ -90,14 +90,14 @@ class ClientInfo(NamedTuple):
 
 
 class Sent(NamedTuple):
-  """A client's message. Stacked over clients every leaf has a leading axis."""
+  """A client's message and its weight. Stacked over clients, every leaf has a leading axis."""
 
   message: Any  # a tree; {"delta": w_local - w_server} for most algorithms
   weight: Array  # [] before clipping; see `Weighting`
 
 
 class ClientAlgorithm(NamedTuple):
-  """The work of one client. Pure; the executor traces all three functions."""
+  """The work of one client, as three pure functions that an execution traces."""
 
   init: Callable[..., Any]  # (received, memory, num_examples, key) -> local
   step: Callable[..., Any]  # (received, local, examples [B, ...], mask [B]) -> local
@@ -115,7 +115,7 @@ def uniform(num_examples: Array) -> Array:
 def by_examples(num_examples: Array) -> Array:
   """Weights a client by its number of examples (McMahan et al. 2017).
 
-  Its influence has no bound: for non-private runs.
+  The influence of a client has no bound then, so this is for runs without privacy.
   """
   return jnp.asarray(num_examples, jnp.float32)
 
@@ -165,7 +165,7 @@ def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
 def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
   """Returns a variant of `mean_grad` that protects one EXAMPLE inside its client.
 
-  Its gradient is a `ClippedSum` for a plan's transform. Use it with
+  The gradient is a `ClippedSum` for a plan's transform. Use it with
   `client_tx=lambda key: optax.chain(plan.transform(key), tx)`.
   """
   summed_fn = plan.clipped_grad(loss_fn, method="vmap")
@@ -178,10 +178,10 @@ def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
 
 
 def make_tx(client_tx: ClientTx, key: Array) -> optax.GradientTransformationExtraArgs:
-  """Returns the client's optimizer: an Optax one, or made from the client's own key.
+  """Returns the client's optimizer: `client_tx` itself, or what `client_tx(key)` returns.
 
-  An optimizer that draws noise must be made from the key. Built once, it would give every client
-  the same noise.
+  An optimizer that draws noise must be made from the client's key. An optimizer that is built once
+  would give every client the same noise.
   """
   # An Optax transformation is a named tuple; anything else is a function of a key.
   tx: Any = client_tx(key) if not isinstance(client_tx, tuple) else client_tx
@@ -192,7 +192,7 @@ def difference(received: Received, local: Local) -> Params:
   """Returns w_local - w_server in float32 or wider; exactly 0 without a local step."""
   wide = trees.at_least_float32
   return jax.tree.map(
-    # Widened before the subtraction: two close bfloat16 numbers would cancel.
+    # Numbers are widened before the subtraction: two close bfloat16 numbers would cancel.
     lambda new, old: wide(jnp.asarray(new)) - wide(jnp.asarray(old)),
     local.params,
     received.params,
@@ -234,7 +234,7 @@ def local_training(
       that returns one.
     weighting: public rule for the client's weight; a client without examples weighs 0.
     grad: `(params, examples, mask) -> (gradient, sum of losses)`; default `mean_grad`.
-    adjust: `(gradient, received, local) -> gradient`, before the optimizer.
+    adjust: `(gradient, received, local) -> gradient`, called before the optimizer.
     start: `(opt_state, received) -> opt_state` at the first local step.
     message: `(received, local) -> (message, memory)`.
 

@@ -38,7 +38,7 @@ class Placement(NamedTuple):
 
 
 def local_event(noise_multiplier: float, num_messages: int = 1) -> dpa.DpEvent:
-  """Event of `num_messages` messages of one client to the server, under "replace_one".
+  """Returns the event of `num_messages` messages of one client to the server, under "replace_one".
 
   Args:
     noise_multiplier: argument of `client_noise`, relative to the clip norm.
@@ -76,8 +76,8 @@ def compare_placements(
   replace-one.
 
   Args:
-    num_clients: n, public here.
-    min_survivors: m, clients that stay in a distributed sum; None for all.
+    num_clients: number n of clients, which is public here.
+    min_survivors: number m of clients that surely stay in a distributed sum; None for n.
     dimension: dimension of the vectors; only `rmse` depends on it.
 
   >>> server, client, distributed = compare_placements(epsilon=2, delta=1e-5, num_clients=100)
