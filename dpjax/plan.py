@@ -38,8 +38,7 @@ _FAR_OFF = 4.0
 
 
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
-  """Returns epochs * size / batch_size, rounded: the number of steps of `Plan.for_data`, at least
-  1.
+  """Returns the number of steps of `Plan.for_data`, rounded, but at least 1.
 
   It warns about more than two million steps, for which finding the noise takes long.
 
@@ -183,7 +182,7 @@ class Plan:
     self.l2_clip_norm.check_steps(self.num_steps)
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
-      # The events are computed already, since that raises for combinations without an analysis.
+      # The events are computed now, since this raises for combinations without an analysis.
       _ = self._correlated_events
     if participation is None or participation.sampling_prob < 1:
       shape.check_levels(self.accountant)
@@ -302,8 +301,8 @@ class Plan:
     private, and n is the `nominal_size` that a `dpjax.data.Dataset` declares. Under the other
     relations neighbours have equal sizes, and n is len(data).
 
-    A warning says that delta is not below 1 / n, or that there are more than two million steps, for
-    which finding the noise takes a quarter of a minute or more.
+    A UserWarning is issued if delta is not below 1 / n, or if there are more than two million
+    steps, for which finding the noise takes a quarter of a minute or more.
 
     Args:
       data: the data that `batches` will draw from.
@@ -413,7 +412,7 @@ class Plan:
     return event if step else self._with_statistics(event)
 
   def _with_statistics(self, sums: DpEvent) -> DpEvent:
-    """Returns the event of the statistics, if there are any, together with `sums`, that of sums.
+    """Returns `sums`, an event of noisy sums, joined with that of the statistics if there are any.
 
     Each noisy sum depends only on the data and on earlier releases, so all events compose.
     """
@@ -869,8 +868,8 @@ class Plan:
     """Yields padded, masked batches for steps start .. num_steps - 1. With slices > 1, the draw of
     a step is split into that many consecutive batches, and each drawn example is in one of them.
 
-    A warning says that `normalize_by` is far from the expected batch size. That costs no privacy,
-    but makes updates too small or too large.
+    A UserWarning is issued if `normalize_by` is far from the expected batch size. That costs no
+    privacy, but makes updates too small or too large.
 
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
