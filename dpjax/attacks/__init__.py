@@ -25,7 +25,8 @@ Other attacks, each measured with exact intervals:
 | federated rounds, by lying clients   | `poisoned_training`, `poisoning_grid`                |
 
 An attack that finds little is weak, or the model is private; only a proof can tell which of the
-two. `dpjax.auditing` instead proves a lower bound on epsilon from one run, at 95 % confidence.
+two is true. `dpjax.auditing` instead proves a lower bound on epsilon from one run, at 95 %
+confidence.
 """
 
 from typing import TYPE_CHECKING

@@ -96,7 +96,8 @@ class AnswerInversion:
         field="x",
       )
     center = logs.mean(axis=0)
-    # A class whose answers never change has no spread to divide by.
+    # A class whose answers never change has no spread, so the small number prevents a division by
+    # 0.
     scale = logs.std(axis=0) + 1e-6
     mean = inputs.mean(axis=0)
     # The decoder learns only the difference of an input from the mean, the weaker baseline.
@@ -123,7 +124,7 @@ class DecoderScore(NamedTuple):
 
   @property
   def explained(self) -> float:
-    """1 - MSE / MSE of the mean: 0 for a decoder that knows nothing, at most 1."""
+    """1 - MSE / (MSE of the mean input): 0 for a decoder that knows nothing, at most 1."""
     return float(1 - self.mse.mean() / self.mse_of_mean.mean())
 
 

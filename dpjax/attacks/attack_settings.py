@@ -21,7 +21,7 @@ _RUNS = "dpjax.experiments.kinds.attack"
 @dataclasses.dataclass(frozen=True)
 class AttackSettings:
   """Base of all attack settings. Class attributes describe the attack; fields are its
-  numbers.
+  settings.
 
   Attributes:
     section: the part of the config that is attacked: "train" or "federate".

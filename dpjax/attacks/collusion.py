@@ -2,7 +2,7 @@
 
 | attack    | what every attacker sends                           | source                      |
 | --------- | --------------------------------------------------- | --------------------------- |
-| `alie`    | the honest mean, z honest standard deviations off   | Baruch et al. 2019          |
+| `alie`    | the honest mean minus z honest standard deviations  | Baruch et al. 2019          |
 | `min_max` | the honest mean, moved until it is as far from an   | Shejwalkar, Houmansadr 2021 |
 |           | honest message as the two most distant are apart    |                             |
 | `min_sum` | the same for the sum of squared distances to all    | Shejwalkar, Houmansadr 2021 |
@@ -83,7 +83,7 @@ def alie(z: float | None = None) -> Poisoning:
 
 
 def min_max(direction: str = "std") -> Poisoning:
-  """Returns an attack that sends the honest mean + gamma p; honest distances limit gamma.
+  """Returns an attack that sends the honest mean + gamma p; honest messages' distances limit gamma.
 
   gamma is the largest at which no honest message is further from the lie than the two most distant
   honest messages are from each other. Each honest client gives a quadratic equation for gamma, and

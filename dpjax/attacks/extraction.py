@@ -1,13 +1,9 @@
 """Model extraction: a copy of a model, from its answers alone.
 
-| attack          | asks for                | gets                                  | source
-|
-| --------------- | ----------------------- | ------------------------------------- | -------------
-|
-| `solve_softmax` | probabilities           | a linear model, from d + 1 queries    | Tramèr 2016
-|
-| `Extraction`    | probabilities or labels | a student of any shape, from answers  | Orekondy 2019
-|
+| attack          | asks for                | gets                                 | source        |
+| --------------- | ----------------------- | ------------------------------------ | ------------- |
+| `solve_softmax` | probabilities           | an exact linear model, d + 1 queries | Tramèr 2016   |
+| `Extraction`    | probabilities or labels | a student of any shape, from answers | Orekondy 2019 |
 
 The measure is fidelity: the share of new inputs on which copy and model name the same label.
 Differential privacy protects records, not the model: a private model is copied like any other. An
@@ -47,7 +43,7 @@ def ask(
   """Returns the function that queries a model: x [n, ...] -> its answers, float64 [n, K].
 
   Args:
-    labels_only: answers are 1 for the most probable label, and 0 for all others.
+    labels_only: whether answers show the most probable label alone, as 1, and 0 for all others.
     decimals: number of decimals of the rounded probabilities; None: not rounded.
 
   Raises UserError for both defences at once. The returned function raises it for inputs that the

@@ -181,7 +181,7 @@ class CosineAdam:
       )
 
   def look(self, view: View, guessed: Example) -> None:
-    """Warns of no view."""
+    """Gives no warning, whatever the view is."""
 
   def objective(self, guessed: ArrayTree, seen: ArrayTree, x: Array) -> Array:
     """Returns 1 - cos(guessed, seen) + total_variation * TV(x)."""
@@ -216,7 +216,7 @@ class Reconstruction(NamedTuple):
   x: np.ndarray  # [B, *features]
   labels: np.ndarray  # [B]
   objective: float  # of x
-  # [R] smallest objective of each restart; infinite if no value was finite or the restart not tried
+  # [R] smallest objective of each restart; infinite if no value was finite, or it was not tried
   objectives: np.ndarray
   num_steps: int  # steps of the longest restart
 

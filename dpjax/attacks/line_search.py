@@ -27,7 +27,7 @@ class Descent(NamedTuple):
 
 
 class _EndError(Exception):
-  """Ends a descent from inside its function."""
+  """Exception that ends a descent from inside the differentiated function."""
 
 
 def descend(

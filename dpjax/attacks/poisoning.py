@@ -2,9 +2,9 @@
 
 | attack          | what an attacker's client does                         | source               |
 | --------------- | ------------------------------------------------------ | -------------------- |
-| `label_flip`    | calls its records of one class by another              | Tolpegin et al. 2020 |
+| `label_flip`    | gives its records of one class the label of another    | Tolpegin et al. 2020 |
 | `scaled_update` | multiplies what it sends: model replacement, sabotage  | Bagdasaryan 2020     |
-| `backdoor`      | stamps a pattern on some records and calls them by one | Gu et al. 2017       |
+| `backdoor`      | stamps a pattern on some records and gives them one    | Gu et al. 2017       |
 |                 | label; may multiply what it sends, too                 |                      |
 
 A label flip succeeds on a test record of class `source` if the model calls it `target`. A backdoor
@@ -17,8 +17,8 @@ aggregator are those of the run, which gets no other change than `wrap` and `mem
 
 An attacker knows the model, the training and its own records, and can send anything.
 `federated.aggregators.robust` bounds how far any message can move an aggregator. These three
-attacks can only show that a defence fails. Attackers who agree, and adapt to honest messages, are
-those of `attacks.collusion`.
+attacks can only show that a defence fails. `attacks.collusion` has
+attackers who agree, and adapt to honest messages.
 """
 
 from __future__ import annotations
@@ -306,7 +306,8 @@ def recruited(
 ) -> FederatedState:
   """Returns the state in which exactly these clients are attackers.
 
-  Raises UserError for clients whose memory was not made by `attacker_memory`, or unknown ones.
+  Raises UserError for clients whose memory was not made by `attacker_memory`, or for unknown
+  clients.
   """
   memories = state.memories
   initial = getattr(memories, "initial", None)

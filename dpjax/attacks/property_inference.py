@@ -2,7 +2,7 @@
 
 The attacker trains models on data with the property and without it, by the target's own
 pipeline (`train_shadows`), and teaches a meta-classifier to tell them apart (Ateniese et al.
-2015; Ganju et al. 2018). The features of a model are
+2015; Ganju et al. 2018). Two kinds of features describe a model:
 
 | features           | access    | what                                                     |
 | ------------------ | --------- | -------------------------------------------------------- |

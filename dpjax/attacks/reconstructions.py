@@ -42,7 +42,8 @@ _CRITERIA = {  # name -> (metric, threshold, larger is closer)
 
 
 def _pair(truth: HostArray, recovered: HostArray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns both in float64. Raises UserError unless they are finite batches of one shape."""
+  """Returns both arrays in float64. Raises UserError unless they are finite batches of one
+  shape."""
   a = np.asarray(truth, np.float64)
   b = np.asarray(recovered, np.float64)
   if a.shape != b.shape or a.ndim < 2 or not len(a):
@@ -150,7 +151,7 @@ def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) ->
     # The library leaves its weights file open, of which Python would warn.
     warnings.simplefilter("ignore", ResourceWarning)
     evaluator = library.LPIPSEvaluator(replicate=False, net="alexnet")
-  # The library broadcasts [3] to images.
+  # The library broadcasts arrays [3] to images, which is rank promotion.
   with jax.numpy_rank_promotion("allow"):
     away = evaluator(prepared(a), prepared(b))
   return np.asarray(away, np.float64).reshape(len(a))

@@ -1,7 +1,8 @@
 """Tuning of RMIA on shadow models: gamma and temperature, as its authors choose them.
 
-Each shadow model plays the target once, with the other models as its shadows. Its members are
-known, so each setting has a true positive rate on it. The real target's members are not used.
+Each shadow model plays the target once, with the other models as its shadows. The members of a
+shadow are known, so each setting has a true positive rate on it. The real target's members are not
+used.
 """
 
 from __future__ import annotations

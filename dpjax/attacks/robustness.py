@@ -3,7 +3,7 @@
 A defence FAILS if its accuracy falls or the attack's success rises beyond chance: the exact
 interval with attackers does not overlap the one without attackers. Else the defence is not shown to
 fail, which proves nothing. A `*` marks a cell with more attackers than the aggregator is made for:
-there it promises nothing.
+there the aggregator guarantees nothing.
 """
 
 from __future__ import annotations

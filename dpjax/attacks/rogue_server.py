@@ -10,8 +10,8 @@ difference of the kernel gradients divided by that of the bias gradients.
 
 | circumstances                  | what the server reads                                     |
 | ------------------------------ | --------------------------------------------------------- |
-| one client, or a secure sum    | the same: gradients add up, and so do the bins            |
-| clipping of the sum or of each | the same: a ratio, which no common factor changes         |
+| one client, or a secure sum    | the inputs: gradients add up, and so do the bins          |
+| clipping of the sum or of each | the inputs: a ratio, which no common factor changes       |
 | noise of the client            | nothing: a bin of one input is smaller than the noise     |
 | several local steps            | mixtures, as the units move apart                         |
 """
@@ -47,7 +47,7 @@ def imprint(
       products with the direction, so that k bins are equally likely.
     layer: name of the first layer.
     gain: scale of the next kernel. The gradients of all bins grow with it.
-    seed: seed of the random direction. The mean of all pixels would be equal for more inputs.
+    seed: seed of the random direction, along which few inputs are equal.
 
   Raises:
     UserError: no such layer, a layer without a bias, inputs of another size or not finite, or no

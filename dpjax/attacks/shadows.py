@@ -41,7 +41,7 @@ def random_halves(
 
   Args:
     exact: whether each row holds exactly half of the records, for samplers that need a fixed number
-      of records. Another record then replaces one that is out (see `allowed.replaced`).
+      of records. Another record then replaces one that is left out (see `allowed.replaced`).
 
   >>> halves = random_halves(5, 1000, seed=0)
   >>> halves[:4].sum(axis=0).tolist() == [2] * 1000, 450 < int(halves[4].sum()) < 550
@@ -126,7 +126,7 @@ def train_shadows(
     batches: function (one shadow's records, integer seed) -> batches, such as `plan.batches`. All
       shadows should have equally many batches of equal shapes, since each shape is compiled.
     init_params: function from a key to the first parameters.
-    signal: (parameters, records) -> [n], such as `signals.log_odds_of_model(model.apply)`.
+    signal: function (parameters, records) -> [n], such as `signals.log_odds_of_model(model.apply)`.
     seed: seed of all draws; shadow i does not depend on the other shadows.
     released: function from a final state to the parameters that are released.
     side_by_side: number of shadows that are trained at once, under vmap. It changes scores only by
@@ -138,7 +138,7 @@ def train_shadows(
       secret as the records. None: nothing is kept.
     name: name of the pipeline, needed with a directory. Functions have no digest, so change the
       name whenever you change one of them.
-    progress: called with (done, total) after each group.
+    progress: function that is called with (done, total) after each group.
 
   Raises UserError for masks that do not fit, an empty row, a signal of another shape or not finite
   (a shadow that diverged), or a file that cannot be read.
@@ -203,7 +203,7 @@ def shadow_models(
   `train` returns the released parameters of each model of the group. Arguments and draws are those
   of `train_shadows`.
 
-  Raises UserError for masks that do not fit, an empty row.
+  Raises UserError for masks that do not fit, or an empty row.
   """
   rows = _rows(records, included)
   validate.integer_at_least(0, seed=seed)

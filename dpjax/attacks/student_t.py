@@ -1,8 +1,9 @@
 """BaVarIA: LiRA with variances that work with few shadow models (Brännvall 2026).
 
-`lira` uses either a variance for each record, which a few shadows estimate badly, or one for all
-records, which is wrong for most. A conjugate prior is between the two. It counts the pooled
-variance of all records as some number of shadows, and adds the record's own shadows to them.
+`lira` uses either a variance for each record, which a few shadows estimate badly, or one variance
+for all records, which is wrong for most of them. A conjugate prior is between the two. It counts
+the pooled variance of all records as some number of shadows, and adds the record's own shadows to
+them.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ View = Callable[[Example], ArrayTree]
 def soft_labels(loss_fn: LossFn) -> LossFn:
   """Returns the loss with labels that may also be a distribution [K]: sum_k y_k loss(k).
 
-  For cross-entropy this is its usual form. It lets an attack search for labels; the network itself
+  For cross-entropy this is the usual form. It lets an attack search for labels; the network itself
   is still evaluated once. Integer labels keep their meaning.
 
   >>> loss = soft_labels(lambda w, example: w * example.y)

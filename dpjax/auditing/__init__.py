@@ -14,9 +14,10 @@ numbers:
 The trials are likelihood ratios of one example (`likelihood_ratio`, `gdp_lower_bound`). The
 canaries are `gradient_canaries` in one run. A bound that holds for any mechanism cannot exceed
 about log(trials / 5.9), 8.1 here, or 3.7 with these 1,000 canaries in one run. Above that, only the
-Gaussian bound can refute. Many canaries in one run cannot show a fault of the clip that they share.
+Gaussian bound can refute a claim. Many canaries in one run cannot show a fault of the clip that
+they share.
 
-`canary_clients` are users of a federated run. Every federated run may have them, by `--audit`.
+`canary_clients` are users of a federated run. Every federated run may have them, with `--audit`.
 """
 
 from typing import TYPE_CHECKING

@@ -47,7 +47,7 @@ def auc(scores: Scores) -> float:
 def estimated_epsilon(scores: Scores, *, delta: float) -> float:
   """Returns the epsilon at `delta` of the Gaussian pair that fits the scores: NOT a bound.
 
-  mu = Phi^-1(1 - FPR) - Phi^-1(FNR) where the threshold is the median of all scores.
+  It is that of mu = Phi^-1(1 - FPR) - Phi^-1(FNR), with the median of all scores as threshold.
 
   >>> noise = np.random.default_rng(0).standard_normal((2, 5000))
   >>> 4.0 < estimated_epsilon(Scores(1.0 + noise[0], noise[1]), delta=1e-5) < 4.8  # 4.38
@@ -56,7 +56,7 @@ def estimated_epsilon(scores: Scores, *, delta: float) -> float:
   middle = np.median(np.concatenate([scores.inside, scores.outside]))
   missed = np.mean(scores.inside <= middle), np.mean(scores.outside > middle)
   sizes = len(scores.inside), len(scores.outside)
-  # Rates of 0 and 1 would give an infinite mu.
+  # Rates of 0 and 1 would give an infinite mu, so they are moved by half a count.
   rates = [np.clip(r, 0.5 / n, 1 - 0.5 / n) for r, n in zip(missed, sizes)]
   return epsilon_from_mu(-float(sum(stats.norm.ppf(rates))), delta)
 

@@ -63,7 +63,7 @@ def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
   labels."""
   low = rows.x.min()
   high = rows.x.max()
-  # int32 inputs are tokens.
+  # Inputs of type int32 are tokens; all others are pixels.
   if rows.x.dtype == np.int32:
     x = rng.integers(low, rows.vocab_size or int(high) + 1, rows.x.shape, np.int32)
   else:

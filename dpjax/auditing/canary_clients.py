@@ -23,15 +23,15 @@ What is left of a canary that is out, by the neighbouring relation:
 | `replace_one`       | sends the opposite       | the client as it was     |
 | `replace_special`   | a client without records | a client without records |
 
-Proof that a bound from here exceeds the true epsilon with probability at most 1 - confidence. Let
-M(c) be everything that the rounds show as a function of the coins c in {0, 1}^m. The coins are
-independent, fair, and drawn from a stream of their own. All else is fixed before c and without it:
-place, rows and direction of a canary, all other clients, the sampling scheme, the noise, the
-divisor and the number of rounds. Then M(c) and M(c') of coins that differ in one place are runs on
-data that differ in ONE client as the relation says. The guarantee of the run, (epsilon, delta)-DP
-for a user, means that M is (epsilon, delta)-DP in each coin. That is the only premise of Steinke,
-Nasr and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary computes from M(c) alone.
-`one_run_fdp` also needs M to be Gaussian-DP.
+Proof that a bound from canary clients exceeds the true epsilon with probability at most 1 -
+confidence. Let M(c) be everything that the rounds show as a function of the coins c in {0, 1}^m.
+The coins are independent, fair, and drawn from a stream of their own. All else is fixed before c
+and without it: place, rows and direction of a canary, all other clients, the sampling scheme, the
+noise, the divisor and the number of rounds. Then M(c) and M(c') of coins that differ in one place
+are runs on data that differ in ONE client as the relation says. The guarantee of the run, (epsilon,
+delta)-DP for a user, means that M is (epsilon, delta)-DP in each coin. That is the only premise of
+Steinke, Nasr and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary computes from M(c)
+alone. `one_run_fdp` also needs M to be Gaussian-DP.
 
 Canaries that join change nothing in this: under add_or_remove_one a guarantee is about federations
 of any size. M is run on the same clients, beside those canaries that are in. The sampler has room
@@ -81,7 +81,7 @@ CLIENT_KINDS = (*SENDERS, *(kind for kind in records.KINDS if kind != "gradient"
 CLIENT_SCORES = ("rounds", "final")
 # Part of the seed that separates these coins from those of records, and from other uses.
 _STREAM = 0x0CA9A21E6
-# Length of a canary's message, in clip norms: without clipping it must stand out.
+# Length of a canary's message, in clip norms. It is so large that a missing clip shows.
 _LENGTH = 1e3
 # Coordinates are cut at this multiple of the median of their absolute values.
 _WIDE = 2.0
@@ -89,7 +89,7 @@ _WIDE = 2.0
 _FLAT = 1.2
 # A matrix whose smaller side is longer than this stays uncut: `eigh` would take too long.
 _MOST_VALUES = 1024
-# Standard deviation / median distance from the median, of a normal distribution.
+# Ratio of standard deviation to median distance from the median, for a normal distribution.
 _SPREAD = 1.4826
 # Names that algorithms give to the difference that a client sends.
 _SENT = ("delta", "direction")
@@ -126,9 +126,10 @@ def insert_canary_clients(
     num_canaries: number m of canaries; at most the number of clients, unless canaries join.
     seed: seed of the choice of clients, of their change, and of the coins.
     kind: "parameter", "direction", "mislabelled" or "random"; see the first table above.
-    neighboring_relation: decides what is left of a canary that is out; see the second table.
-    join: whether canaries come after all clients, and no client leaves. Only for kinds that send,
-      under add_or_remove_one. The plan's sampler needs room for `num_canaries` more
+    neighboring_relation: relation that decides what is left of a canary that is out; see the second
+      table.
+    join: whether canaries come after all clients, and no client leaves. This needs a kind that
+      sends, and add_or_remove_one. The plan's sampler needs room for `num_canaries` more
       clients.
 
   Returns:
@@ -352,7 +353,7 @@ class _Work(NamedTuple):
 
   @property
   def key(self) -> Array:
-    """The client's key, from which wrappers around it draw."""
+    """The client's key, from which wrappers around the client draw."""
     return self.own.key
 
 
@@ -416,7 +417,7 @@ def sending(
 
 
 class _Heard(NamedTuple):
-  """A client whose messages are recorded."""
+  """State of a client whose messages are recorded."""
 
   own: Any
   score: Array
@@ -443,7 +444,7 @@ def heard(
 
   def finish(received: Any, work: _Heard) -> Any:
     sent, memory, info = client.finish(received, work.own)
-    # Other transforms may wrap the work of a `sender`: look for it inside.
+    # Other transforms may wrap the work of a `sender`, so it is searched for.
     is_sender = lambda node: isinstance(node, _Work)
     nodes = jax.tree.leaves(work.own, is_leaf=is_sender)
     number = next(node.number for node in nodes if is_sender(node))
@@ -496,7 +497,7 @@ def watching(
   Args:
     unit: length of one canary's part in the aggregate.
     prob: probability that a canary takes part in a round. At 1 the aggregates are summed, and
-      scored at the end. That is also best if later rounds cancel the noise of earlier ones.
+      scored at the end. That is also best if later rounds cancel the noise of earlier rounds.
     opposite: whether a canary that is out sends the opposite.
     present: whether the adversary also sees who is in each sum (`seeing`). Then only
       canaries in the sum are scored.
@@ -539,7 +540,7 @@ def seeing(
   """Gives `watching` the participants of every round's sum, which a server knows.
 
   Args:
-    in_sum: (cohort, round) -> the clients whose messages are in the mean of that round.
+    in_sum: function (cohort, round) -> the clients whose messages are in the mean of that round.
     divisor: divisor of the sum, in the `unit` of `watching`.
   """
 
@@ -574,8 +575,10 @@ def along(directions: Directions | OwnParameters, moved: Any) -> Array:
 
 
 def _flattened(leaf: Array) -> Array:
-  """Cuts the largest singular values of an array [..., n], read as one matrix; float32. Vectors are
-  not cut."""
+  """Returns an array [..., n] in float32, with its largest singular values cut.
+
+  The array is read as one matrix. Vectors, and matrices with two long sides, are not cut.
+  """
   leaf = jnp.asarray(leaf, jnp.float32)
   if leaf.ndim < 2:
     return leaf

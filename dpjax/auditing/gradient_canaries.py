@@ -3,9 +3,9 @@
 Each canary is an example whose gradient lies along a coordinate of its own, far longer than the
 clip norm. So it contributes the most that clipping allows, and only the noise hides it. The plan's
 own sampler, padding, clipping and noise do everything else. In `gradient_canaries` there is no
-model. In a training, `with_canaries` gives each canary a parameter of its own beside the model's,
-and `canary_loss` the gradient along it. `canary_sums` adds up what the transform released along
-these parameters in every step, before the optimizer.
+model. In a training, `with_canaries` adds a parameter of its own for each canary to the model's,
+and `canary_loss` gives the canary a gradient along this parameter. `canary_sums` adds up what the
+transform released along these parameters in every step, before the optimizer.
 
 The plan's relation decides what is left of a canary that is out: nothing (add_or_remove_one), an
 empty record in its place (replace_special), or the opposite gradient, which is as far away as
@@ -32,7 +32,7 @@ from dpjax.plan import Plan
 from dpjax.types import Example, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
-# Length of a canary's gradient, in clip norms: without clipping it must stand out.
+# Length of a canary's gradient, in clip norms. It is so large that a missing clip shows.
 _LENGTH = 1e3
 
 

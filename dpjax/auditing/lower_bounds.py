@@ -99,7 +99,7 @@ def rate_at_most(count: HostArray, n: int, significance: float) -> np.ndarray:
   0.3085
   """
   count = np.asarray(count)
-  # The beta distribution needs a positive parameter; the case count = n is settled below.
+  # The beta distribution needs a positive parameter; the case count = n is set in the next line.
   bound = stats.beta.ppf(1 - significance, count + 1, np.maximum(n - count, 1))
   return np.where(count < n, bound, 1.0)
 
@@ -116,7 +116,8 @@ class _Rates(NamedTuple):
 
 
 def _rates(scores: Scores, confidence: float, ranks: np.ndarray) -> _Rates:
-  """Returns the rates at the ranks' thresholds: the rank-th largest of the scores outside."""
+  """Returns bounds on the error rates at thresholds: for each rank, the rank-th largest score
+  outside."""
   n = len(scores.inside)
   m = len(scores.outside)
   significance = (1 - confidence) / (2 * len(ranks))
@@ -337,8 +338,8 @@ def _dp_refuted(
   p_value = functools.partial(
     one_run_p_value, correct=correct, guesses=guesses, num_canaries=m, epsilon=epsilon
   )
-  # Delta only weakens the test. If epsilon is not refuted at delta 0, which is cheap to test, it is
-  # refuted at no delta.
+  # Delta only weakens the test. If epsilon is not refuted at delta 0, which is cheap to test, no
+  # delta refutes it.
   if p_value(delta=0.0) > significance:
     return False
   return p_value(delta=delta) <= significance
@@ -522,7 +523,7 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
 def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   """Returns `claim_p_value` as if canaries were independent: INDICATIVE, and far smaller.
 
-  It guesses as many of the largest scores to be in as were in, and the others out. One guess is
+  If k canaries were in, it guesses the k largest scores to be in, and all others out. One guess is
   right with probability (1 + v) / 2 at most, with v the claim's total variation. Noisy sums along
   orthogonal canaries are independent (white noise, each canary drawn by itself). Canaries that
   train are not, since they move a model that all of them share.
@@ -536,7 +537,7 @@ def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   values = np.concatenate(scores)
   inside = len(scores.inside)
   truth = np.arange(values.size) < inside
-  # Equal scores count as wrong as possible.
+  # Among equal scores, wrong guesses come first.
   order = np.lexsort((truth, -values))
   right_inside = int(np.sum(truth[order[:inside]]))
   # For each missed canary, another one is wrongly guessed to be in.
@@ -556,7 +557,7 @@ class LowerBound(NamedTuple):
   indicative: bool = False  # an alarm, without confidence
 
   def __call__(self, scores: Scores, **levels: float) -> float:
-    """Returns the lower bound on epsilon; levels: `delta`, `confidence`."""
+    """Returns the lower bound on epsilon; `levels` are `delta` and `confidence`."""
     return self.bound(scores, **levels)
 
 

@@ -66,7 +66,7 @@ def check_event(method: str, event: Any) -> None:
 
 
 class AtBest(NamedTuple):
-  """Bounds that perfect scores would give."""
+  """Bound and p-values that perfect scores would give."""
 
   epsilon_lower: float  # by the method
   claim_p_value: float | None = None  # None: no claim of many pairs is known
@@ -254,7 +254,8 @@ def ceiling(
   """Returns the best possible result: every canary that is in scores above all others.
 
   Args:
-    num_inside: number of canaries that the coins put in. None, before the coins fall: half of all.
+    num_inside: number of canaries that the coins put in. None: half of all, as before the coins are
+      drawn.
 
   >>> round(ceiling(50, delta=1e-3, method="one_run").epsilon_lower, 2)
   0.7

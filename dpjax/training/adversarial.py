@@ -77,8 +77,8 @@ def adversarial(
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
     public_key: typed key of the generator's random numbers. It may be known, so it must not follow
       from `noise_key`. The keys of pairs are secret, and follow from `noise_key`.
-    critic_steps: number of steps of the critic before each step of the generator. More of them help
-      under noise (Bie, Kamath and Zhang 2023, arXiv:2302.02936). Each is a step of the plan.
+    critic_steps: number of steps of the critic before each step of the generator. More steps help
+      under noise (Bie, Kamath and Zhang 2023, arXiv:2302.02936). Each step is one of the plan.
     method, microbatch_size: see `dpjax.clipped_grad`.
 
   Returns:

@@ -156,7 +156,7 @@ def contrastive(
   chain = optax.chain(optax.identity(), tx)
 
   def init(params: Params) -> TrainState:
-    # Copied, so that the caller's parameters survive donation.
+    # The parameters are copied, so that donation does not delete the caller's arrays.
     params = jax.tree.map(jnp.copy, params)
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
     opt_state = chain.init(params)

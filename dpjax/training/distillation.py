@@ -204,7 +204,7 @@ def joint_distillation(
     teacher_loss: `(teacher, example) -> scalar` for ONE private example.
     student_loss: `(student, teacher, example) -> scalar` for ONE private example. The teacher
       gets no gradient from it.
-    plan: its clip norm bounds the gradient of both networks together.
+    plan: plan whose clip norm bounds the gradient of both networks together.
     teacher_tx, student_tx: optimizers.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
     method, microbatch_size: see `dpjax.clipped_grad`.
@@ -217,7 +217,7 @@ def joint_distillation(
   each step is one event, and `plan.spent(state)` counts it.
 
   Raises:
-    UserError: as `dp_sgd`.
+    UserError: as `dp_sgd` does. At `init`: parameters without exactly these two entries.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,

@@ -263,7 +263,7 @@ def spread_labels(
   reach: float = 0.985,
   num_turns: int = 150,
 ) -> np.ndarray:
-  """Returns a label of every example of the pool, [n], by the labels of its neighbours.
+  """Returns a label for each example of the pool, [n], from the labels of its neighbours.
 
   It is post-processing of published labels, and costs no privacy. Labels are not clamped, so that
   a neighbourhood can outvote a wrong label.

@@ -200,7 +200,7 @@ class Embedding:
     return joined / np.sqrt(np.square(joined).sum(axis=1, keepdims=True))
 
   def targets(self, sums: np.ndarray, std: float) -> MeanFeatures:
-    """Returns the mean features that a generator is trained to, by post-processing of a release.
+    """Returns the mean features towards which a generator is trained, from a release.
 
     Args:
       sums: [K, width], a release of `mechanisms.ClassSums`.
@@ -294,10 +294,10 @@ class Synthesis:
   Args:
     embedding: the embedding that the release was made with.
     num_classes: public number of classes.
-    num_steps: updates of the generator.
-    per_class: generated images of each class in an update, at least 2.
+    num_steps: number of updates of the generator.
+    per_class: number of generated images of each class in an update, at least 2.
     learning_rate: learning rate of Adam, which falls to 0 along a cosine.
-    num_latents: random numbers that the generator turns into an image.
+    num_latents: number of random numbers that the generator turns into an image.
     hidden: width of the generator's hidden layers.
     matrix_weight: weight of the part `moments` in the loss, instead of its weight in the release.
   """
@@ -377,8 +377,10 @@ class Synthesis:
     return total
 
   def update_fn(self) -> Callable[..., tuple[Params, Any, jax.Array]]:
-    """Returns (params, optimizer state, keys [n], targets) -> (params, optimizer state, mean loss),
-    a function that makes n updates."""
+    """Returns a function that makes n updates.
+
+    It maps (params, optimizer state, keys [n], targets) to (params, optimizer state, mean loss).
+    """
     optimizer = self.optimizer
 
     @jax.jit

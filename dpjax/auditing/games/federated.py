@@ -78,7 +78,7 @@ def the_plan() -> Plan:
 
 
 def _client(x: float, width: int) -> np.ndarray:
-  """Returns one example of a client, `width` numbers."""
+  """Returns one example of a client, [1, width]: x, then zeros."""
   return np.array([[x, *[0.0] * (width - 1)]], np.float32)
 
 
@@ -256,7 +256,7 @@ def _one_by_one(draw: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]
 def _as_users(
   draw: Callable[[Any], list[Any]], keys: Any, at_once: list[Any]
 ) -> list[np.ndarray]:
-  """Returns leaves [n, ...]. The first draws run as users run them.
+  """Returns the leaves [n, ...] of all draws; the first draws run as users run them.
 
   A round is a function of its noise key, so draws of the same keys are compared number by
   number. Where they differ, all draws are made as users run them.

@@ -113,7 +113,7 @@ class Result(NamedTuple):
 
   @property
   def can_refute(self) -> bool:
-    """Whether so many draws could refute the claim if outputs were always told apart."""
+    """Whether this number of draws could refute the claim if outputs were always told apart."""
     return self.ceiling > self.claim.epsilon
 
   @property
@@ -207,8 +207,9 @@ def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> 
 def draws_to_refute(
   claim: Claim, *, most: int, confidence: float = CONFIDENCE
 ) -> int | None:
-  """Returns the number of draws whose ceiling is clearly above a claim; None: more than
-  `most`.
+  """Returns the smallest number of draws whose ceiling is clearly above a claim.
+
+  Returns None if that is more than `most`.
 
   Args:
     claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`; so scores need not be perfect.

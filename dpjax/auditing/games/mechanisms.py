@@ -51,7 +51,7 @@ class Mechanism(Protocol):
 
 
 def claims_of(mechanism: Mechanism, relation: str) -> tuple[Claim, ...]:
-  """Returns the claims of the mechanism's event; at delta 0 for pure mechanisms."""
+  """Returns a pure budget as a claim at delta 0, or else the claims of the mechanism's event."""
   delta = getattr(mechanism, "delta", None)
   budget = getattr(mechanism, "epsilon", None)
   if budget is not None and not (isinstance(delta, float) and delta):
@@ -70,7 +70,7 @@ def game(
   adversary: Adversary,
   relation: str,
 ) -> Game:
-  """Returns the game on an input and its neighbour; `call(key, data)` releases leaves."""
+  """Returns the game on two neighbours; `call(key, data)`, or the mechanism, makes the release."""
   released = mechanism if call is None else call
   data = (zero, one)
   traced = zero.shape == one.shape and zero.dtype != np.float64
@@ -200,7 +200,7 @@ def _histogram(kind: Callable) -> list[Game]:
 def _quantile(kind: Callable) -> list[Game]:
   grow = functools.partial(kind, lower=0.0, upper=10.0)
   swap = functools.partial(grow, neighboring_relation=_REPLACE)
-  # The narrow interval is the most sensitive test.
+  # The narrow gap between 4.9 and 5.1 is the most sensitive test.
   near = _f(4.9, 5.1)
   far = _f(5, 5, -_HUGE), _f(5, 5, math.inf)
   return [
@@ -221,7 +221,8 @@ def _quantile(kind: Callable) -> list[Game]:
 
 
 def _channel_statistics(kind: Callable) -> list[Game]:
-  """Returns games with public clip norms. Private norms come from `Quantile`, which has games."""
+  """Returns games with public clip norms. Private norms come from `Quantile`, which has games
+  of its own."""
   build = functools.partial(kind, normalize_by=1.0, clip_norms=(1.0, 2.0))
   loud = build(noise_multiplier=0.7)
   swap = build(noise_multiplier=2.0, neighboring_relation=_REPLACE)

@@ -48,7 +48,7 @@ _SEED = 7_919
 def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws n runs, each with its own seed: (rows [n, steps, batch], mask)."""
+  """Returns (rows [n, steps, batch], mask) of n runs of the sampler, each with its own seed."""
   shape = (n, num_steps, sampler.padded_batch_size)
   rows = np.zeros(shape, np.int64)
   mask = np.zeros(shape, bool)
@@ -82,8 +82,8 @@ def game(
     worlds: gradients [n], [m] of the two neighbours; each is scaled up far beyond the clip.
     epsilon, delta: cost of the plan that other code states. It replaces all but the last point of
       the plan's own curve.
-    runner: plan -> (keys [n], gradients [n, steps, batch], mask) -> private means [n, steps] of
-      the code that uses the plan; None for the plan's transform alone.
+    runner: function from a plan to a function (keys [n], gradients [n, steps, batch], mask) ->
+      private means [n, steps], for code that uses the plan. None: the plan's transform alone.
   """
   if epsilon is None or delta is None:
     promised = claims(plan.epsilon)
@@ -138,14 +138,16 @@ def _runner(plan: Plan) -> Callable[..., Any]:
 
 
 def _whitened(plan: Plan, sums: np.ndarray) -> np.ndarray:
-  """Multiplies [n, steps] by C, after which the noise is white."""
+  """Returns sums [n, steps] multiplied by the matrix C of the strategy, which whitens their
+  noise."""
   if plan.noise_shape.correlation is None:
     return sums
   return sums @ matrix(plan.noise_shape.correlation, plan.num_steps).T
 
 
 def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns noiseless sums that the steps can have, with their log probabilities."""
+  """Returns the sums that the steps can have without noise, whitened, and their log
+  probabilities."""
   rows, mask = _batches(plan, grads, _SEED + world, _SIMULATED)
   # Each gradient is clipped to length 1, in clip norms.
   signs = np.sign(np.append(grads, 0.0))
@@ -177,7 +179,7 @@ _LOUD = 2.0
 _CLIP = 0.5
 _ALONE = np.zeros(3)
 _CROWD = -np.ones(3)
-# A record joins two of four steps.
+# With this sampler a record is in two of four steps.
 _IN_TURN = CyclicSampler(steps_per_pass=2, num_examples=4)
 _ONE_IN_TWO = PoissonSampler(prob=0.5, capacity=5)
 
@@ -329,7 +331,7 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
   ]
 
 
-# Subject -> (make_plan) -> its games, the strongest first.
+# Subject -> function (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {
   **{subject: functools.partial(_correlation, subject) for subject in _CORRELATIONS},
   "statistics:ChannelStatistics": _statistics,

@@ -331,7 +331,7 @@ def subjects(only: str = "") -> tuple[tuple[str, str], ...]:
   kind.name.
 
   Raises:
-    UserError: nothing is called that.
+    UserError: nothing has that name.
 
   >>> subjects("Laplace")
   (('mechanisms', 'Laplace'),)

@@ -40,7 +40,7 @@ from dpjax.relevance import rigorous, settings, train
 
 PACKAGE = "relevance"
 _RELATION = "replace_one"
-# Delta of the stages that need one.
+# Delta of the stages that need a delta.
 _DELTA = 0.01
 _BETA = np.array([0.5, 0.5])
 _CLASSES = 3
@@ -49,7 +49,7 @@ Worlds = tuple[np.ndarray, np.ndarray]
 
 
 def names() -> tuple[str, ...]:
-  """Returns every method, kind of features, relevance noise and label."""
+  """Returns the names of all methods, and of all kinds of features, relevance noise and labels."""
   kinds = {
     "method": relevance.NAMES,
     "features": settings.FEATURES,
@@ -69,7 +69,7 @@ def _key(seed: int, world: int) -> Any:
 def _features(name: str) -> Callable[..., list[Game]]:
   def games(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
     how = settings.Rigorous(features=name, shuffle=False, delta=_DELTA, pool=1, clip=0.25)
-    # If two releases have the same noise, only their difference shows it.
+    # Noise that two releases share shows only in their difference, which `repeats` learns from.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
     def game_of(case: str, epsilon: float, worlds: Worlds) -> Game:
@@ -117,7 +117,7 @@ def _relevance(name: str) -> Callable[..., list[Game]]:
 
   def games(noisy_relevance: Callable = rigorous.noisy_relevance) -> list[Game]:
     delta = _DELTA if name == "gaussian" else 0.0
-    # If two releases have the same noise, only their difference shows it.
+    # Noise that two releases share shows only in their difference, which `repeats` learns from.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
     def game_of(case: str, epsilon: float, scores: Worlds) -> Game:

@@ -30,7 +30,7 @@ from dpjax.types import NeighboringRelation
 PACKAGE = "samplers"
 OTHERS = 3
 STEPS = 2
-# Large and little noise, in multiples of the sensitivity.
+# Noise multipliers for much and for little noise, in multiples of the sensitivity.
 MUCH = 1.2
 LITTLE = 0.9
 _DELTA = 1e-5

@@ -25,7 +25,7 @@ _SHARE = 0.7
 
 
 Rows = list[tuple[float, float]]  # (x, y) of each row
-# Case -> noise multiplier, numbers of the training, rows of two neighbours.
+# Case -> noise multiplier, settings of the training, rows of two neighbours.
 _WORLDS: dict[str, tuple[float, dict[str, Any], tuple[Rows, Rows]]] = {
   # The penalty holds the weights near 0, where each mistake counts alike, so this is nearly the
   # worst pair.

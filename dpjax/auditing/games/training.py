@@ -34,7 +34,7 @@ MakePlan = Callable[..., Plan]
 
 
 class _Trained(NamedTuple):
-  """Arguments of `dp_sgd`."""
+  """Arguments of `dp_sgd` for one subject, and the loss that the adversary knows."""
 
   params: Params
   loss: LossFn
@@ -158,7 +158,7 @@ _BUILDERS: dict[str, Callable[[], _Trained]] = {
   "of_part": _of_part,
   "augmented": _augmented,
 }
-# Subject -> (make_plan) -> its games, the strongest first.
+# Subject -> function (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {
   name: functools.partial(_games, name, build) for name, build in _BUILDERS.items()
 }

@@ -142,7 +142,7 @@ def twins(only: str = "") -> tuple[BrokenTwin, ...]:
   """Returns all twins; `only` is a kind, a subject or kind.subject, as for the games.
 
   Raises:
-    UserError: nothing is called that.
+    UserError: nothing has that name.
 
   >>> [twin.plant for twin in twins("Laplace")]
   ['noise', 'twice', 'key']
@@ -182,7 +182,7 @@ _PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}
 
 
 class BrokenMechanism:
-  """States what the honest mechanism states, and draws with the plant's fault.
+  """Mechanism that states what the honest one states, and draws with the plant's fault.
 
   Args:
     kind: class of mechanisms.
@@ -221,7 +221,7 @@ class BrokenMechanism:
     """Returns the releases [n, ...] of many keys.
 
     Args:
-      draw: (an honest mechanism, keys, data) -> its releases.
+      draw: function (an honest mechanism, keys, data) -> releases [n, ...].
     """
     seen = data
     if self._plant.copies > 1:
@@ -313,7 +313,7 @@ class BrokenPlan(Plan):
 
   @classmethod
   def like(cls, plan: Plan, plant: Plant) -> BrokenPlan:
-    """Returns the plan with a fault."""
+    """Returns a copy of an honest plan, with the plant's fault."""
     return cls(**_fields(plan), plant=plant)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
@@ -466,12 +466,12 @@ def _federated(name: str, plant: Plant) -> list[Game]:
 
 @dataclasses.dataclass(frozen=True)
 class _Copied(secure.SkellamSum):
-  """A sum in which every client's integers count several times."""
+  """A sum in which every client's integers count `copies` times."""
 
   copies: int = 1
 
   def encode(self, rng: np.random.Generator, vector: Any, signs: jax.Array) -> np.ndarray:
-    """Encodes as the honest sum does, multiplied by the number of copies."""
+    """Returns the honest encoding, multiplied by the number of copies."""
     return self.copies * super().encode(rng, vector, signs)
 
 
@@ -510,7 +510,7 @@ def _secure(name: str, plant: Plant) -> list[Game]:
 def _released(
   answer: Callable[[Any, bool], np.ndarray], key: Any, plant: Plant
 ) -> np.ndarray:
-  """Returns [n, ...]: answer(key, public) of every release, side by side."""
+  """Returns `answer(key, public)` of all releases, joined along the last axis: [n, ...]."""
   keys = [jax.random.fold_in(key, n) if n else key for n, _ in plant.releases]
   answers = [
     answer(release_key, public) for release_key, (_, public) in zip(keys, plant.releases)
@@ -624,7 +624,7 @@ def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[
 
 
 class _Statistics:
-  """States what the honest statistics state, and draws with the plant's fault."""
+  """Statistics that state what the honest ones state, and draw with the plant's fault."""
 
   def __init__(self, plant: Plant, settings: dict[str, Any]):
     self._plant = plant
@@ -660,7 +660,7 @@ def _vertical(name: str, plant: Plant) -> list[Game]:
 
 
 class _Opened:
-  """States what the honest release states, and opens with the plant's fault."""
+  """Release that states what the honest one states, and opens with the plant's fault."""
 
   def __init__(self, plant: Plant, settings: dict[str, Any]):
     self._plant = plant
