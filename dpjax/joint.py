@@ -50,10 +50,10 @@ class JointPlan:
 
   Guarantee: all releases together are (epsilon(), delta)-private for a record that every part
   protects. Each plan must run on its `batches`, each mechanism on the data, and none more often
-  than `allowed(name)`. Steps of the parts may run in any order, and each may depend on what was
-  released before. The parameters of all parts are fixed here, so this is concurrent composition
-  (Vadhan and Zhang 2023, arXiv:2207.08335, for f-DP). Parts on different data are accounted as if
-  they read the same data, which never makes epsilon smaller.
+  than `allowed(name)`. Parts may run in any order, and their steps may alternate. Each may depend
+  on what was released before. The parameters of all parts are fixed here, so this is concurrent
+  composition (Vadhan and Zhang 2023, arXiv:2207.08335, for f-DP). Parts on different data are
+  accounted as if they read the same data, which never makes epsilon smaller.
 
   Give each plan's `batches` its own seed, or none. Two plans with the same draws do not sample
   independently, which no ledger can detect.

@@ -66,7 +66,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   # a folder of a sweep stands for all of its runs
   python -m launch.account --runs=runs/first,runs/second
 
-  # published formulas beside the true epsilon: which of them claim too much, and which waste noise
+  # published formulas beside the true epsilon: which claim too small a one, and which waste noise
   python -m launch.account --compare_documents --out=/tmp/documents
 
 noise_multiplier is std / l2_clip_norm under every neighbouring relation. The number that is
