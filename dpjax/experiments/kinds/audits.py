@@ -96,7 +96,8 @@ class AuditClaim:
   def pairs(self, epsilon: float | None) -> accounting.TradeOff | None:
     """Returns all claimed pairs (epsilon, delta).
 
-    Returns None unless `epsilon`, that of the actual steps, is finite and equals the planned one.
+    `epsilon` is the epsilon of the actual steps. Returns None unless it is finite and equals the
+    planned epsilon.
     """
     if epsilon is None or not math.isfinite(epsilon):
       return None
@@ -138,7 +139,7 @@ def insert(
 
 
 def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
-  """Warns, before training, where even perfect scores could not refute the claim."""
+  """Warns, before training, if even perfect scores could not refute the claim."""
   epsilon = claim.epsilon()
   if not math.isfinite(epsilon):
     return

@@ -31,8 +31,8 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
 
   Raises:
     UserError: `folder` holds no run of `launch.train`. Or the run is not finished, has no
-      params.npz, is of another version of dpjax, was audited (so canaries are among its records),
-      or its files were changed.
+      params.npz, or is of another version of dpjax. Or the run was audited (so canaries are among
+      its records), or its files were changed.
   """
   path = pathlib.Path(folder)
   at = f"run={str(folder)[-100:]!r}"

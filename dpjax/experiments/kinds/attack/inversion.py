@@ -1,7 +1,7 @@
 """Runs the inversion of clients' messages: each client of the federation is the victim once.
 
 With a secure sum, the adversary (the server) gets no single message. It inverts the mean message of
-each cohort in turn, and simulates a mean of equally many messages for that.
+each cohort in turn, by simulating a mean of equally many messages.
 """
 
 from __future__ import annotations

@@ -315,8 +315,8 @@ def scores(
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
   """Returns (scores by method, membership, log odds), each [targets * n].
 
-  The targets are all trained models, or only the given target. Log odds are those of the records as
-  they are.
+  The targets are all trained models, or only the given target. Log odds are of the records as they
+  are, not mirrored or shifted.
   """
   odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
   asked_odds = np.split(odds, config.attack.queries, axis=1)  # of each query [M, n]
@@ -531,8 +531,8 @@ def verdict(
 def _curves(leakages: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
   """Returns true positive rates of all methods at several false positive rates ("fpr").
 
-  With a line, "allowed" holds the true positive rates that it allows. False positive rates below
-  that of one record are left out, since curves would seem to cross the line there.
+  With a line, "allowed" holds the true positive rates that the line allows. False positive rates
+  below the rate of one record are left out, since curves would seem to cross the line there.
   """
   least = 1 / min(leakage.num_non_members for leakage in leakages.values())
   points = np.geomspace(max(_LEFT, least), 1, _COUNT)

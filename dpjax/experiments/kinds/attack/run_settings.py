@@ -251,8 +251,8 @@ class Fishing(Imprint):
   head: Annotated[str, "name of the last layer"] = "head"
 
   def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
-    """Returns the malicious parameters that the server sends, those of `Imprint` with a changed
-    last layer."""
+    """Returns the malicious parameters that the server sends: the parameters of `Imprint` with a
+    changed last layer."""
     trap = super().sent(params, model, public, seed)
     try:
       return attacks.fish(trap, self.label, layer=self.head)

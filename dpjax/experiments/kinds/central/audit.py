@@ -78,7 +78,7 @@ def loss(
 
   Args:
     make: function (apply) -> loss of one example.
-    apply: the model, as a function of its parameters without those for canaries.
+    apply: the model, as a function of parameters without parameters for canaries.
   """
   if not in_gradients(config):
     return make(apply)

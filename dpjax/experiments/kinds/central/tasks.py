@@ -39,7 +39,7 @@ TASKS: dict[type | None, Task] = {
     "multi_label", losses.sigmoid_cross_entropy, metrics.evaluate_labels, _num_outputs
   ),
   # Targets are scaled to [-1, 1] by public bounds. While predictions stay in that range, an
-  # error is at most 2, so gradients are about as long as those of classification.
+  # error is at most 2, so gradients are about as long as in classification.
   data.Interval: Task(
     "regression", losses.mean_squared_error, metrics.evaluate_regression, _num_outputs
   ),

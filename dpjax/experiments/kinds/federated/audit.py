@@ -89,7 +89,7 @@ def beside(
 
 
 def of_model(audited: Audited | None, params: Any) -> Params:
-  """Returns the parameters without those of canaries."""
+  """Returns the parameters of the model, without parameters of canaries."""
   if audited is None or not isinstance(audited.directions, canary_clients.OwnParameters):
     return params
   return params["model"]

@@ -205,8 +205,8 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     sampling_prob=prob,
     num_examples=num_clients,
     num_steps=config.num_rounds,
-    # A neighbouring federation may have one more client. All canaries are counted, also those
-    # that are out, since a refusal would reveal which are in.
+    # A neighbouring federation may have one more client. All canaries are counted, also canaries
+    # that are out, since a refusal would reveal which canaries are in.
     padded_batch_size=num_clients + joining + 1,
     neighboring_relation=config.privacy.neighboring_relation,
     unit="user",
@@ -328,7 +328,7 @@ def _simulation_note(config: FedConfig) -> str:
 
 
 def local_noise(config: FedConfig) -> float | None:
-  """Returns the noise multiplier on a client's message; None where clients add no noise. For
+  """Returns the noise multiplier on a client's message; None if clients add no noise. For
   method "local" without a given multiplier, it is calibrated for a message in every round."""
   privacy = config.privacy
   if privacy.method not in ("local", "both"):

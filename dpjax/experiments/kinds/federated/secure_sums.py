@@ -101,7 +101,7 @@ class SharesForServers(PairwiseMasks):
 
 @dataclasses.dataclass(frozen=True)
 class SharesForCommittee(PairwiseMasks):
-  """`secure.sums.Committee`: some clients of each round add up the others' shares.
+  """`secure.sums.Committee`: some clients of each round add up the shares of the other clients.
 
   In a simulated committee any member may fall silent. With `simulated=false`, a round with too few
   members left is refused, and changes nothing.

@@ -116,7 +116,7 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
 
 def _features(config: PateConfig, dataset: Any) -> np.ndarray:
-  """Returns features [n, d]. Each row depends on its own example and public constants only."""
+  """Returns features [n, d]. Each row depends only on one example and on public constants."""
   if config.features == "pixels":
     # The neighbour of a single record is an empty data set. Its width cannot be inferred by -1.
     shape = (len(dataset), math.prod(dataset.x.shape[1:]))

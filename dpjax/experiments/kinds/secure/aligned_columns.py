@@ -96,7 +96,7 @@ def clipped_apart(
   """Returns whole rows of norm at most `feature_norm`. Each party clips only its part of a row.
 
   No party knows the norm of a whole row. So a party clips its m of M columns to
-  feature_norm sqrt(m / M), and the squares of the bounds add up to feature_norm^2.
+  feature_norm sqrt(m / M). The squares of these bounds add up to feature_norm^2.
 
   Raises:
     UserError: `feature_norm` is so small that rounding would leave only zeros in a party's part.

@@ -1,8 +1,8 @@
 """Builds the job of one secure computation from a `SecureConfig`.
 
 All parties of a protocol run in this process and exchange bytes. So a run measures costs, but hides
-nothing from whoever starts it. The result has an epsilon only where the model of `train` is
-private, or a model is opened with noise (`noisy_model`, `columns`).
+nothing from whoever starts it. The result has an epsilon only if the model of `train` is private,
+or if a model is opened with noise (`noisy_model`, `columns`).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from dpjax.sampling import PoissonSampler
 from dpjax.training.synthesis import Embedding
 from dpjax.validate import UserError
 
-# The exact noise is multiplied by this factor, so that an accountant with a small upward error
-# still finds at most epsilon.
+# The exact noise is multiplied by this factor. So an accountant with a small upward error still
+# finds at most epsilon.
 _MARGIN = 1 + 1e-5
 
 
