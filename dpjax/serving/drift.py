@@ -189,8 +189,8 @@ def bins_of(text: str, inputs: ModelInputs) -> Bins:
   """Makes bins from the value of a flag: `NAME`, or `NAME:EDGE,EDGE,...`.
 
   Args:
-    text: value of the flag. NAME is a column of the table, "mean" (of all numbers of a row), or
-      "x[3]", "x[3,0]", ... for one number of an array.
+    text: value of the flag. NAME is a column of a table, "mean" (of a row), or "x[3]", "x[3,0]",
+      ... for one number of an array.
     inputs: facts about the model's inputs.
 
   Raises:
