@@ -441,7 +441,7 @@ class Bisr:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for `num_steps` steps, with those of an example `min_sep` or more apart."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     tried = (self.bands,) if self.bands else _TRIED
     strategies = [InverseBanded.square_root(bands, redraw=self.redraw) for bands in tried]
     return min(strategies, key=_loss_in(num_steps, min_sep, self.objective))
@@ -466,7 +466,7 @@ class Bifr:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for `num_steps` steps, with those of an example `min_sep` or more apart."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     loss = _loss_in(num_steps, min_sep, self.objective)
 
     def strategy(gamma: float) -> InverseBanded:
@@ -497,7 +497,7 @@ class BandInvMf:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for `num_steps` steps, with those of an example `min_sep` or more apart."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     return InverseBanded.optimized(
       num_steps=num_steps,
       bands=self.bands,
@@ -528,7 +528,7 @@ class LambdaCgd:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for `num_steps` steps, with those of an example `min_sep` or more apart."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     if self.decay is not None:
       return InverseBanded((1.0, -self.decay), self.redraw)
     return InverseBanded.optimized(

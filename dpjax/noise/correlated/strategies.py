@@ -205,5 +205,5 @@ class Trees:
       validate.integer_at_least(1, restart_every=self.restart_every)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for `num_steps` steps, with those of an example `min_sep` or more apart."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     return Tree(restart_every=self.restart_every or min_sep)

@@ -253,7 +253,7 @@ class Banded:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for `num_steps` steps, with those of an example `min_sep` or more apart."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     return BandedToeplitz.optimized(
       num_steps=num_steps, bands=self.bands or min_sep, objective=self.objective
     )
@@ -271,7 +271,7 @@ class Buffered:
     validate.one_of(series.OBJECTIVES, objective=self.objective)
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
-    """Returns the strategy for `num_steps` steps, with those of an example `min_sep` or more apart."""
+    """Returns the strategy for a run in which steps of an example are `min_sep` or more apart."""
     return BufferedToeplitz.optimized(
       num_steps=num_steps, buffers=self.buffers, min_sep=min_sep, objective=self.objective
     )
