@@ -124,7 +124,7 @@ def attribute_advantage(
 
   Args:
     included: bool [S, n], which model was trained on which record.
-    truth: integers [n], places of the true values among the possible ones.
+    truth: integers [n], index of each record's true value among the possible values.
 
   Raises UserError for shapes that do not match, or a record that all models held or none did.
 

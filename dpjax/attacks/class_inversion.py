@@ -47,7 +47,8 @@ class ClassInversion:
     l2, total_variation: weights of the two priors, which hold an input near the mean and make it
       smooth (images only).
     mean: mean of the public prior, around which the search starts: a number, or [*shape].
-    spread: standard deviation of the random starts around the mean.
+    spread: standard deviation of the random starts around the mean, before they are truncated at
+      twice this distance.
     low, high: bounds to which each number of an input is clipped; None: no bound.
   """
 

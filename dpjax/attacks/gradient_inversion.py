@@ -216,7 +216,8 @@ class Reconstruction(NamedTuple):
   x: np.ndarray  # [B, *features]
   labels: np.ndarray  # [B]
   objective: float  # of x
-  # [R] smallest objective of each restart; infinite if no value was finite, or it was not tried
+  # [R] smallest objective of each restart; infinite if no value was finite, or if the restart was
+  # not tried.
   objectives: np.ndarray
   num_steps: int  # steps of the longest restart
 

@@ -148,7 +148,7 @@ def loss_rule(losses: HostArray, *, mean_training_loss: float) -> np.ndarray:
 
 
 def loss_threshold(evidence: Evidence) -> np.ndarray:
-  """Returns minus the target's loss [n], for one threshold on all records (Yeom et al. 2018).
+  """Returns minus the target's loss [n], as one threshold serves all records (Yeom et al. 2018).
 
   >>> loss_threshold(Evidence([0.0, 9.0], np.zeros((2, 2)), np.eye(2, dtype=bool))).round(3)
   array([-0.693, -0.   ])

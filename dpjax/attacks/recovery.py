@@ -48,7 +48,8 @@ def as_gradient(
 ) -> ArrayTree:
   """Returns -message / (learning_rate num_steps): the mean gradient of `num_steps` SGD steps.
 
-  This is exact for one plain SGD step. For several it holds to first order in the learning rate.
+  This is exact for one plain SGD step. For several steps it holds to first order in the learning
+  rate.
 
   >>> as_gradient({"delta": np.array([-0.5])}, learning_rate=0.1)
   {'delta': array([5.])}

@@ -43,8 +43,8 @@ def imprint(
 
   Args:
     params: parameters of a model that begins with a dense layer of k units, a bias and a ReLU.
-    public: [N, ...], inputs like those that are sought. The thresholds are quantiles of their
-      products with the direction, so that k bins are equally likely.
+    public: [N, ...], inputs that are like the clients' inputs. The thresholds are quantiles of the
+      products of these inputs with the direction, so that k bins are equally likely.
     layer: name of the first layer.
     gain: scale of the next kernel. The gradients of all bins grow with it.
     seed: seed of the random direction, along which few inputs are equal.

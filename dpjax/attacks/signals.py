@@ -152,7 +152,7 @@ def soft_margin_taylor(
 def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
   """Returns a signal: the log odds of each record, from `apply(params, x [B, ...]) -> [B, K]`.
 
-  It is compiled once for all models of one shape. A label outside [0, K) gives NaN.
+  It is compiled once for each shape of parameters and records. A label outside [0, K) gives NaN.
 
   Raises UserError, while tracing, for logits that are not [B, K] with K >= 2.
 

@@ -34,15 +34,15 @@ Steinke, Nasr and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversar
 alone. `one_run_fdp` also needs M to be Gaussian-DP.
 
 Canaries that join change nothing in this: under add_or_remove_one a guarantee is about federations
-of any size. M is run on the same clients, beside those canaries that are in. The sampler has room
-for all m of them, and its probability and the divisor are those of the federation without any.
-Parameters of canaries are a part of the messages, under one clip norm and one noise with the
-model's: a longer vector, for which the Gaussian mechanism promises the same. The part of the model
+of any size. M runs on the same clients, and on the canaries that are in. The sampler has room for
+all m canaries, and its probability and the divisor are those of the federation without canaries.
+The parameters of canaries are a part of the messages, and share clip norm and noise with the
+model's: the Gaussian mechanism guarantees the same for the longer vector. The part of the model
 that is kept at the end is post-processing of M.
 
 Scores here are functions of M(c), of directions and of rows; no coin is read before scores are
-separated. Not proved: that noise and coins which follow from one seed by unrelated streams are
-independent, as any run of a seed assumes.
+separated. That noise and coins are independent, if they follow from one seed by unrelated streams,
+is assumed and not proved, as in any run with a seed.
 
 A direction depends on nobody's data: if it did, one user would move all canaries. For the same
 reason canaries are chosen among all clients, those without records included, and no divisor of an

@@ -48,7 +48,7 @@ def _keys(world: int, seed: int, n: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _many(mechanism: Any) -> Callable[..., Any]:
-  """Returns the function (keys [n], one input) -> n releases, compiled once for each mechanism."""
+  """Returns the function (keys [n], one input) -> n releases, cached for each mechanism."""
   return jax.jit(jax.vmap(mechanism, in_axes=(0, None)))
 
 
