@@ -207,11 +207,11 @@ def judge(
 ) -> Judgement:
   """Judges whether an attack is below a line, above it, or has too few records to tell.
 
-  Above: at one of the rates even the lower end of the TPR's interval exceeds what the upper end of
-  the FPR's interval allows. Below: at each rate even the upper end of the TPR's interval is no more
-  than what the lower end of the FPR's interval allows. Only these rates are judged, not the whole
-  line. All ends hold together with `confidence` (Bonferroni), if the records are independent.
-  "Above" is only an alarm; `dpjax.auditing.audit` can refute the epsilon that a run prints.
+  Let the TPR's interval be [t0, t1] and the FPR's [f0, f1]. The verdict is "above" if t0 > line(f1)
+  at one of the rates. It is "below" if t1 <= line(f0) at each of the rates. Only these rates are
+  judged, not the whole line. All ends hold together with `confidence` (Bonferroni), if the records
+  are independent. "Above" is only an alarm; `dpjax.auditing.audit` can refute the epsilon that a
+  run prints.
 
   >>> truth = np.arange(20_000) >= 10_000
   >>> leaky = roc.curve_of(truth + 0.0, truth)  # told apart without a mistake

@@ -1,6 +1,6 @@
 """Model inversion, black box: reconstructs inputs from the model's answers.
 
-The attacker has auxiliary data of the same kind, asks the model about them, and trains a decoder
+The attacker has auxiliary data of the same kind, and asks the model about them. It trains a decoder
 from answers to inputs (Yang et al. 2019). The decoder then decodes the answers to other people's
 records. One baseline guesses the mean input; a stronger baseline guesses the mean of the class that
 the model names. A decoder that beats the stronger one uses what probabilities leak beyond labels.

@@ -2,8 +2,8 @@
 about the rest.
 
 The attacker knows a record and its label, except for one attribute, and tries every value of it.
-The guess is the value with the largest product of its frequency and the probability that the model
-then gives to the label (Fredrikson et al. 2014; Yeom et al. 2018).
+The guess is the value with the largest product of two numbers: the frequency of the value, and the
+probability that the model then gives to the label (Fredrikson et al. 2014; Yeom et al. 2018).
 
 A model that has learned about a population also yields right guesses about persons that it has
 never seen. That is no leak of a record. What counts is the ADVANTAGE: the rate of right guesses on

@@ -85,9 +85,9 @@ def alie(z: float | None = None) -> Poisoning:
 def min_max(direction: str = "std") -> Poisoning:
   """Returns an attack that sends the honest mean + gamma p; honest messages' distances limit gamma.
 
-  gamma is the largest at which no honest message is further from the lie than the two most distant
-  honest messages are from each other. Each honest client gives a quadratic equation for gamma, and
-  the smallest positive root of all is taken.
+  gamma is the largest number that keeps the lie near all honest messages: none of these is further
+  from the lie than the two most distant honest messages are from each other. Each honest client
+  gives a quadratic equation for gamma, and the smallest positive root of all is taken.
 
   Args:
     direction: the direction p: "std" (minus the honest standard deviations), "unit" (against the
@@ -126,8 +126,8 @@ def min_max(direction: str = "std") -> Poisoning:
 def min_sum(direction: str = "std") -> Poisoning:
   """Returns an attack that sends the honest mean + gamma p; sums of squared distances limit gamma.
 
-  gamma is the largest at which the lie's sum of squared distances to all honest messages does not
-  exceed the largest such sum of an honest message.
+  gamma is the largest number that keeps the lie's sum of squared distances to all honest messages
+  within a limit: the largest such sum of an honest message.
 
   Args:
     direction: the direction p, as in `min_max`.

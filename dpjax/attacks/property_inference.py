@@ -1,8 +1,8 @@
 """Property inference: a fact about the training set as a whole, which no single record shows.
 
-The attacker trains models on data with the property and without it, by the target's own
-pipeline (`train_shadows`), and teaches a meta-classifier to tell them apart (Ateniese et al.
-2015; Ganju et al. 2018). Two kinds of features describe a model:
+The attacker trains models on data with the property and without it, by the target's own pipeline
+(`train_shadows`). A meta-classifier learns to tell these models apart (Ateniese et al. 2015; Ganju
+et al. 2018). Two kinds of features describe a model:
 
 | features           | access    | what                                                     |
 | ------------------ | --------- | -------------------------------------------------------- |

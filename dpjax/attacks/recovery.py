@@ -134,10 +134,10 @@ def infer_labels(
   The bias has the gradient g, the mean of p_i - onehot(y_i). At batch size 1 its one negative entry
   marks the label, exactly and at any scale (iDLG, Zhao et al. 2020). For larger batches class k has
   B (p_k - g_k) examples, but the mean probability p_k has to be guessed. So B labels are taken one
-  by one, each of the class with the largest number of examples left (after LLG, Wainakh et al.
-  2022). That is nearly exact while the model knows little; the scale of the gradient must be right.
-  Without a bias, sums over the kernel's rows replace g, as in iDLG, for features that are not
-  negative.
+  by one. Each is that of the class with the largest number of examples left (after LLG, Wainakh et
+  al. 2022). That is nearly exact while the model knows little; the scale of the gradient must be
+  right. Without a bias, sums over the kernel's rows replace g, as in iDLG, for features that are
+  not negative.
 
   Args:
     gradient: gradient of the mean loss (from a FedAvg message: `as_gradient`).

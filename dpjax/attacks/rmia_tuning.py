@@ -53,8 +53,8 @@ def tune_rmia(
     offline, offline_a: as in `rmia`.
 
   Raises UserError for no pair to try, a value out of its range, or no shadow that can play the
-  target. A shadow can play it if at least two other shadows remain, and each record is out of at
-  least one of them and, online, in at least one of them.
+  target. A shadow can play it if at least two other shadows remain. Each record must be out of at
+  least one of these and, online, in at least one of these.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held, rng = random_halves(9, 300, seed=0), np.random.default_rng(0)

@@ -2,7 +2,7 @@
 
 An average over all records hides the few that leak (Carlini et al. 2022), so the true positive
 rate at a low false positive rate comes first. Its threshold is the (floor(fpr n) + 1)-th largest
-score of the n non-members. This rank is fixed before any score is seen, so the exact interval of
+score of the n non-members. This rank is fixed before any score is seen. So the exact interval of
 Clopper and Pearson (1934) holds for the share of members above the threshold.
 
 The AUC has Hoeffding's interval for a two-sample U-statistic (1963, section 5). The best balanced

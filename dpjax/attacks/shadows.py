@@ -1,7 +1,7 @@
 """Shadow models: the target's training, repeated on random halves of the records.
 
 This module uses the target's own pipeline. The caller passes the algorithm (such as
-`training.dp_sgd`), the batches (`plan.batches`) and the initial parameters, each as a function of
+`training.dp_sgd`), the batches (`plan.batches`) and the initial parameters. Each is a function of
 the key or seed of one shadow. The module gives every shadow its records and its own randomness, and
 keeps the scores that the shadow gives to all records.
 """

@@ -130,7 +130,7 @@ def soft_margin_taylor(
   """Returns the confidences [..., n] with which RMIA's authors attack images.
 
   They come from logits [..., n, K] and labels [n] (Zarifzadeh et al. 2024). The first `order` terms
-  of the exponential's series replace it in the softmax, and `margin` is subtracted from the logit
+  of the exponential's series replace it in the softmax. `margin` is subtracted from the logit
   of the record's label. With an even `order`, the series of a negative logit may be negative, and
   so may a confidence. Such a confidence is raised to 1e-45.
 

@@ -1,6 +1,6 @@
 """BaVarIA: LiRA with variances that work with few shadow models (Brännvall 2026).
 
-`lira` uses either a variance for each record, which a few shadows estimate badly, or one variance
+`lira` uses a variance for each record, which a few shadows estimate badly. Or it uses one variance
 for all records, which is wrong for most of them. A conjugate prior is between the two. It counts
 the pooled variance of all records as some number of shadows, and adds the record's own shadows to
 them.

@@ -127,9 +127,9 @@ class SpanAttack:
     near: `distance` from the span below which an input counts as in the span.
     most: largest number of tokens at a position, and of line beginnings, that are followed up.
 
-  Guarantee: none. Without noise, and with no more tokens in all than the module's table allows, the
-  true lines are among those returned, up to rounding. Exceptions are lines that `most` cuts off, or
-  that a longer candidate continues.
+  Guarantee: none. Suppose that there is no noise, and no more tokens in all than the module's table
+  allows. Then the true lines are among those returned, up to rounding. Exceptions are lines that
+  `most` cuts off, or that a longer candidate continues.
   """
 
   inputs: Inputs

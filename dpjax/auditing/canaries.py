@@ -2,8 +2,8 @@
 afterwards.
 
 The canary rows LEAVE the training data first. Each comes back, changed, if its coin says so. So
-nobody is in the data twice, the data never grow beyond the size that the plan was made for, and
-one coin changes exactly one record. The neighbouring relation decides what is left of a canary
+nobody is in the data twice, and one coin changes exactly one record. The data never grow beyond the
+size that the plan was made for. The neighbouring relation decides what is left of a canary
 whose coin lost:
 
 | relation           | a canary that is out                                           |

@@ -27,11 +27,11 @@ Proof that a bound from canary clients exceeds the true epsilon with probability
 confidence. Let M(c) be everything that the rounds show as a function of the coins c in {0, 1}^m.
 The coins are independent, fair, and drawn from a stream of their own. All else is fixed before c
 and without it: place, rows and direction of a canary, all other clients, the sampling scheme, the
-noise, the divisor and the number of rounds. Then M(c) and M(c') of coins that differ in one place
-are runs on data that differ in ONE client as the relation says. The guarantee of the run, (epsilon,
-delta)-DP for a user, means that M is (epsilon, delta)-DP in each coin. That is the only premise of
-Steinke, Nasr and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary computes from M(c)
-alone. `one_run_fdp` also needs M to be Gaussian-DP.
+noise, the divisor and the number of rounds. Let coins c and c' differ in one place. Then M(c) and
+M(c') are runs on data that differ in ONE client, as the relation says. The guarantee of the run,
+(epsilon, delta)-DP for a user, means that M is (epsilon, delta)-DP in each coin. That is the only
+premise of Steinke, Nasr and Jagielski 2023, Theorem 5.2 (`one_run`), whatever the adversary
+computes from M(c) alone. `one_run_fdp` also needs M to be Gaussian-DP.
 
 Canaries that join change nothing in this: under add_or_remove_one a guarantee is about federations
 of any size. M runs on the same clients, and on the canaries that are in. The sampler has room for
@@ -45,7 +45,7 @@ separated. That noise and coins are independent, if they follow from one seed by
 is assumed and not proved, as in any run with a seed.
 
 A direction depends on nobody's data: if it did, one user would move all canaries. For the same
-reason canaries are chosen among all clients, those without records included, and no divisor of an
+reason canaries are chosen among all clients, also those without records. And no divisor of an
 algorithm counts the canaries that are in.
 """
 

@@ -3,8 +3,8 @@
 Each canary is an example whose gradient lies along a coordinate of its own, far longer than the
 clip norm. So it contributes the most that clipping allows, and only the noise hides it. The plan's
 own sampler, padding, clipping and noise do everything else. In `gradient_canaries` there is no
-model. In a training, `with_canaries` adds a parameter of its own for each canary to the model's,
-and `canary_loss` gives the canary a gradient along this parameter. `canary_sums` adds up what the
+model. In a training, `with_canaries` adds one parameter for each canary to the model's.
+`canary_loss` gives the canary a gradient along this parameter. `canary_sums` adds up what the
 transform released along these parameters in every step, before the optimizer.
 
 The plan's relation decides what is left of a canary that is out: nothing (add_or_remove_one), an

@@ -18,12 +18,12 @@ The canaries of one run are not independent of each other, so the first two boun
 indicative for them. The last holds if the scores, given the coins, differ by independent noise
 alone. The four bounds between them allow canaries to depend on each other in any way: they are true
 even for a mechanism that leaks all canaries in a rare event. A one-run bound also assumes that
-every canary is in by a fair coin of its own, and that its score is computed from what was released
+every canary is in by a fair coin of its own. Each score must be computed from what was released
 (and from the data), never from the coins.
 
 No threshold is picked by its result: the thresholds lie at ranks that follow from the number of
 scores alone, and the significance is divided by their number (Bonferroni). The false positive rate
-above the j-th largest of n held-out scores is Beta(j, n - j + 1) exactly, so the bounds need no
+above the j-th largest of n held-out scores is Beta(j, n - j + 1) exactly. So the bounds need no
 large-sample argument.
 
 Sources: Clopper, Pearson 1934; Jagielski, Ullman, Oprea 2020; Dong, Roth, Su 2022
@@ -76,9 +76,9 @@ def _one(values: Any, name: str) -> np.ndarray:
 def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
   """Ranks all scores together, with ties broken by coins that do not depend on the truth.
 
-  Breaking ties turns a threshold inside a tie into a randomised test, which is as valid, and for
-  discrete outputs the best there is. For independent trials the place of a score decides its random
-  number. For the canaries of one run it must not: the place reveals the coin (`_guesses`).
+  Breaking ties turns a threshold inside a tie into a randomised test. This test is as valid, and
+  for discrete outputs the best there is. For independent trials the place of a score decides its
+  random number. For the canaries of one run it must not: the place reveals the coin (`_guesses`).
   """
   validate.open_unit(confidence=confidence)
   if delta != 0:
@@ -166,8 +166,8 @@ def gdp_lower_bound(scores: Scores, *, delta: float, confidence: float = 0.95) -
   scores say nothing, and then the bound is 0. Taking |mu| there, as jax-privacy 2.0.0 does, turns
   the LACK of evidence into an epsilon of 4.
 
-  Valid only if the mechanism is mu-Gaussian-DP for some mu, as a Gaussian mechanism
-  without sampling is, and the scores are those of independent runs.
+  Valid only if the mechanism is mu-Gaussian-DP for some mu, as a Gaussian mechanism without
+  sampling is. The scores must be those of independent runs.
 
   >>> scores = Scores(inside=np.arange(1000) + 0.5, outside=np.arange(1000.0))  # alike
   >>> gdp_lower_bound(scores, delta=1e-5)
@@ -394,10 +394,11 @@ def one_run_two_sided(scores: Scores, *, delta: float, confidence: float = 0.95)
 
 
 def one_run_fdp(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """Returns a lower bound on epsilon at `delta` from the canaries of one run, for a mechanism KNOWN
-  to be Gaussian-DP (Mahloujifar et al. 2024): tighter than `one_run`.
+  """Returns a lower bound on epsilon at `delta` from the canaries of one run, tighter than
+  `one_run`.
 
-  It is the largest mu that the guesses refute, as an epsilon. DP-SGD with sampling is Gaussian-DP
+  The mechanism must be KNOWN to be Gaussian-DP (Mahloujifar et al. 2024). The bound is the largest
+  mu that the guesses refute, as an epsilon. DP-SGD with sampling is Gaussian-DP
   only in the limit of many steps, so with sampling this bound is indicative; `one_run` is the
   proof.
 
@@ -435,12 +436,12 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   """Returns a lower bound on epsilon at `delta` from the noisy sums of one run. It is exact and by
   far the largest, but assumes the most.
 
-  Valid if, given the coins, the scores are INDEPENDENT and normal with one standard deviation
-  s and means a + d (in) and a (out). The numbers a, d and s need not be known. Sums of white
-  Gaussian noise along orthogonal canaries (`gradient_canaries`) are such scores, if each canary
-  takes part in every step or in a fixed number of steps. Not valid for sampled participation
-  (which gives the scores inside a larger spread), for scores that are losses, or for canaries that
-  share noise.
+  Valid if, given the coins, the scores are INDEPENDENT and normal. Their standard deviation is one
+  number s, and their means are a + d (in) and a (out). The numbers a, d and s need not be known.
+  Sums of white Gaussian noise along orthogonal canaries (`gradient_canaries`) are such scores. Each
+  canary must take part in every step or in a fixed number of steps. Not valid for sampled
+  participation, which gives the scores inside a larger spread. Nor is it valid for scores that are
+  losses, or for canaries that share noise.
 
   Proof. With n in and m out, let T = (mean in - mean out) / (S sqrt(1 / n + 1 / m)), where S^2 is
   the pooled variance of n + m - 2 degrees of freedom. T is noncentral t with noncentrality
@@ -448,8 +449,8 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   whose tail beyond T is at most 1 - confidence exceeds d / s with probability 1 - confidence,
   whatever the coins. A score is a function of what was released: N(a, s^2) for a canary
   that is out, N(a + d, s^2) for one that is in. So the mechanism's delta at any epsilon is at least
-  that of d / s (`delta_from_mu`), and its epsilon at `delta` at least
-  `epsilon_from_mu(d / s, delta)`. There is one test, so no correction.
+  that of d / s (`delta_from_mu`). Its epsilon at `delta` is at least `epsilon_from_mu(d / s,
+  delta)`. There is one test, so no correction.
 
   Unlike the other bounds it reads the values, not only their order. Infinite scores, and fewer
   than three scores, give 0: nothing is proved.
@@ -488,16 +489,17 @@ def claim_p_value(scores: Scores, claim: TradeOff) -> float:
   """Returns an upper bound on the probability of guesses this good in ONE run, if the claim holds.
 
   The claim is every pair (epsilon, delta) of a proof at once. So it may be refuted even if
-  `one_run` cannot refute one pair: with m perfect canaries `one_run` shows about log(m / 10),
-  and less at a large delta, while a proof of epsilon 4 also says that few canaries can be guessed.
+  `one_run` cannot refute one pair: with m perfect canaries `one_run` shows about log(m / 10), and
+  less at a large delta. But a proof of epsilon 4 also says that few canaries can be guessed.
 
   This is Algorithm 3 of Mahloujifar et al. 2024, with the claim's own curve of true positives F in
   place of a Gaussian's. The claim's pairs hold in both directions, and F is concave, which is all
   that `one_run_fdp_two_sided` assumes. The numbers of guesses follow from m alone, and the
   p-value is multiplied by how many there are (Bonferroni).
 
-  Guarantee: the result is at most p with probability at most p, if the claim holds and every canary
-  was in by a fair coin of its own. It is rounded up, to one of 12 values in each power of ten.
+  Guarantee: the result is at most p with probability at most p, if the claim holds. Every canary
+  must be in by a fair coin of its own. The result is rounded up, to one of 12 values in each power
+  of ten.
 
   >>> claim = TradeOff(np.array([1.0]), np.array([1e-3]))
   >>> claim_p_value(Scores(inside=np.ones(25), outside=np.zeros(25)), claim) < 0.01

@@ -284,8 +284,8 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
 
   The mechanism pads its examples to a thousand and works on the host between its five
   releases, 10 ms a draw. Here each of the five is one program for all draws, made of the
-  functions of the mechanism itself, on examples padded to two: sums are exact, and zeros
-  add nothing to them.
+  functions of the mechanism itself. Examples are padded to two, which changes no release: sums are
+  exact, and zeros add nothing to them.
 
   Args:
     mechanism: mechanism with public clip norms.

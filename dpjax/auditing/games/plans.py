@@ -1,9 +1,9 @@
 """Games against whole plans: sampler, clip, sum, noise and event, as `Plan` binds them.
 
-Every record's gradient is one number far beyond the clip norm, the same at every step, so
-each noisy sum is a normal variable around a sum of signs. The adversary knows everything but
-the noise and the draws. It simulates which sums the steps can have, decorrelates the noise, and
-takes the likelihood ratio of the two mixtures, the best score there is. It adds a score for what
+Every record's gradient is one number far beyond the clip norm, the same at every step. So each
+noisy sum is a normal variable around a sum of signs. The adversary knows everything but the noise
+and the draws. It simulates which sums the steps can have, and decorrelates the noise. Its
+score is the likelihood ratio of the two mixtures, the best score there is. It adds a score for what
 no sound plan shows: a difference of two steps that it has met before (`repeats`).
 """
 

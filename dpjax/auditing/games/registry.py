@@ -2,7 +2,7 @@
 finds.
 
 Subjects are found in the code, not listed by hand. A subject that has neither a game nor a stated
-reason why it claims nothing is `uncovered`, and fails the tests on the day that it is added.
+reason why it claims nothing is `uncovered`. It fails the tests on the day that it is added.
 """
 
 from __future__ import annotations

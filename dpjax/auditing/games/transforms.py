@@ -1,8 +1,8 @@
 """Games against Optax transforms: stacked gradients go in, releases come out.
 
-A transform that only transforms private gradients (`dp_adam`, `dp_sgld`) or wraps a private
-one (`accumulate`, `with_clip_schedule`) is played around `base`, which is `clip_and_noise`
-or a broken one. The adversary sees every update and every state that may be released.
+Some transforms only change private gradients (`dp_adam`, `dp_sgld`), or wrap a private transform
+(`accumulate`, `with_clip_schedule`). They are played around `base`, which is `clip_and_noise` or a
+broken transform. The adversary sees every update and every state that may be released.
 """
 
 from __future__ import annotations
