@@ -52,7 +52,12 @@ _UNIT = 2.0**-53
 def allocation_rdp(
   num_steps: int, noise_multiplier: float, *, orders: Sequence[float]
 ) -> np.ndarray:
-  """Returns the Renyi divergence of one pass at each order, [orders], the larger direction's.
+  """Returns the Renyi divergence of one pass at each order, the larger of both directions.
+
+  Args:
+    num_steps: number T of steps of the pass.
+    noise_multiplier: std of the noise / l2_clip_norm.
+    orders: Renyi orders above 1, [k], as the result.
 
   Guarantee: an upper bound for an adaptive pass under add_or_remove_one and replace_special. It is
   exact up to rounding at integer orders where removing a record costs more than adding one.

@@ -208,7 +208,7 @@ def _costs(
 ) -> Callable[[str], _Cost]:
   """Checks the target. Returns a function accountant -> (parameter -> epsilon) that caches values.
 
-  Accountant "" is the target's accountant, and _COARSE is the same one on a coarse grid."""
+  Accountant "" is the target's accountant, and _COARSE is the same accountant on a coarse grid."""
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
 
@@ -220,7 +220,7 @@ def _costs(
 
 
 def _cached(cost_of: Callable[[str], _Cost]) -> Callable[[str], _Cost]:
-  """Returns `cost_of` with cached values; for _COARSE it counts as for "", on a coarse grid."""
+  """Returns `cost_of` with cached values. Name _COARSE gives the cost of "" on a coarse grid."""
 
   @functools.cache
   def cost_by(name: str) -> _Cost:
@@ -350,7 +350,7 @@ def _between(
 ) -> float:
   """Narrows a bracket with cost(private) <= target < cost(unsafe), and returns `private`.
 
-  Its cost is then at least (1 - tol) * target, unless the cost jumps over the target."""
+  Then cost(private) is at least (1 - tol) * target, unless the cost jumps over the target."""
   for trial in range(200):
     near = cost(private) >= target * (1 - tol)
     # A cost that jumps over the target never comes near it. Then the search ends at a bracket that

@@ -155,7 +155,7 @@ class DistributedNoise:
   Args:
     noise: "skellam" (shares add up to Skellam noise again) or "discrete_gaussian".
     share_variance: variance of one client's share, on the integer grid.
-    min_survivors: least number of HONEST clients whose shares are in every sum. Colluding
+    min_survivors: smallest number of HONEST clients whose shares are in a sum. Colluding
       clients know their own shares, so they do not count.
 
   >>> noise = DistributedNoise.sized(total_variance=400.0, min_survivors=40)

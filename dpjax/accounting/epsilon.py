@@ -63,8 +63,8 @@ _INTERVAL = 4e-4
 _WIDEST = 100.0
 # Largest number of points of one step's grid, and of the composed grid: a bound on memory.
 _MAX_POINTS = (2e5, 4e6)
-# Factor by which `coarse_grid` widens the interval of the grid. It is a power of two, since the
-# ratio of any two intervals is one.
+# Factor by which `coarse_grid` widens the interval of the grid. It is a power of two, as is the
+# ratio of any two intervals.
 _COARSER = 8.0
 _widened = contextvars.ContextVar("widened", default=1.0)
 
@@ -119,7 +119,7 @@ def delta(event: DpEvent, *, epsilon: float, **counting: Unpack[Counting]) -> fl
 def delta_curve(
   event: DpEvent, epsilons: Sequence[float], **counting: Unpack[Counting]
 ) -> np.ndarray:
-  """Returns what `delta` returns for each epsilon. All pairs (epsilon, delta) hold at once.
+  """Returns delta at each epsilon, [k], as `delta` does. All pairs (epsilon, delta) hold at once.
 
   >>> delta_curve(dpa.GaussianDpEvent(2.0), [0.0, 1.9931]).round(5)  # 2 Phi(1/4) - 1
   array([1.9741e-01, 1.0000e-05])
@@ -309,7 +309,7 @@ def _rdp_profile(steps: Parts) -> Profile:
 
 
 def _pld_profile(steps: Parts) -> Profile:
-  """Returns the smaller of two deltas: that of the steps, and that without amplification.
+  """Returns a function epsilons -> the smaller delta, of the steps or without amplification.
 
   With little noise the delta without amplification may be smaller."""
   plain = merged_parts(unamplified(steps))

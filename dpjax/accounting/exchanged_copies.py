@@ -91,8 +91,8 @@ def copies_profile(
 
   Args:
     epsilons: losses at which delta is computed, [k]; they may be negative.
-    num_examples: n, number of records of either neighbour.
-    batch_size: b, number of draws of a step.
+    num_examples: number n of records of each neighbour.
+    batch_size: number b of draws of a step.
     noise_multiplier: std of the noise / clip norm of one copy.
 
   >>> copies_profile(np.array([0.0, 1.0]), num_examples=4, batch_size=2,
@@ -187,8 +187,8 @@ def copies_pld(
   al. 2022, arXiv:2207.04380). Both directions have the same distribution.
 
   Args:
-    num_examples: n, number of records of either neighbour.
-    batch_size: b, number of draws of a step.
+    num_examples: number n of records of each neighbour.
+    batch_size: number b of draws of a step.
     noise_multiplier: std of the noise / clip norm of one copy.
     interval: distance between neighbouring losses of the grid.
 

@@ -55,7 +55,7 @@ def log_ratio(points: np.ndarray, *, sampling_prob: float, shift: float) -> np.n
 
   Args:
     points: points at which the ratio is taken, in standard deviations of the noise.
-    sampling_prob: q, the chance that one record is in the batch.
+    sampling_prob: chance q that one record is in the batch.
     shift: 2 / noise_multiplier.
 
   >>> log_ratio(np.array([1.0]), sampling_prob=0.5, shift=2.0)  # halfway: the ratio is 1
@@ -88,7 +88,7 @@ def profile(
   shift = 2 / noise_multiplier
   losses = np.abs(np.asarray(epsilons, float))
   # `inner` is the loss of two Gaussians `shift` apart: e^loss = 1 + q (e^inner - 1). For a large
-  # loss this is q e^inner up to rounding, and its logarithm does not overflow.
+  # loss, inner = loss - log(q) up to rounding, which does not overflow.
   with np.errstate(over="ignore"):
     inner = np.where(
       losses < 30,

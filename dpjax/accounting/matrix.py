@@ -73,14 +73,16 @@ def sensitivity(
   """Returns a bound on |C u|, where u holds the gradients u_i of one example, |u_i| <= 1.
 
   Args:
-    matrix: any C [m, n], dense. UserError if it has other axes, or entries that are not finite.
+    matrix: any dense matrix C, [m, n].
     min_sep: smallest distance of two steps in which the example takes part.
-    max_participations: largest number of steps in which it takes part; None for no limit.
+    max_participations: largest number of steps of the example; None for no limit.
     cyclic: whether the example's steps are r, r + min_sep, r + 2 min_sep, .. for some r.
 
   The bound is exact if no two columns that one example may combine have a negative product, and
-  one of these holds: the steps are cyclic; those columns are orthogonal; or C is lower triangular
+  one of these holds: the steps are cyclic; these columns are orthogonal; or C is lower triangular
   and Toeplitz with falling entries that are not negative. Otherwise it is an upper bound.
+
+  Raises UserError if C does not have two axes, or has entries that are not finite.
 
   >>> sensitivity(np.eye(4), min_sep=2)  # two participations at most
   1.4142135623730951
@@ -98,8 +100,8 @@ def sensitivity(
     times = min(times, max_participations)
   gram = np.abs(matrix.T @ matrix)
   if cyclic:
-    # A cyclic example takes part every min_sep steps, at most `times` times. Its worst first step
-    # is that with the largest sum.
+    # A cyclic example takes part every min_sep steps, at most `times` times. The worst first step
+    # gives the largest sum of products.
     worst = 0.0
     for start in range(len(gram)):
       steps = np.arange(start, len(gram), min_sep)[:times]
@@ -117,7 +119,7 @@ def sensitivity(
   if not gram[far].any():
     return float(np.sqrt(_heaviest(np.diag(gram), min_sep, times)))
   # For each step, the largest products with other steps are summed. Then the steps with the largest
-  # sums are chosen. This is only an upper bound, since the sums may use different steps.
+  # sums are chosen. This is only an upper bound, since different sums may use different steps.
   rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], min_sep, times - 1)
                    for i in range(num_steps)])  # fmt: skip
   return float(np.sqrt(_heaviest(rows, min_sep, times)))
@@ -184,7 +186,7 @@ def participation_costs(
   Args:
     strategy: matrix C of the correlated noise, without negative entries.
     num_steps: number of steps of the run.
-    min_sep: smallest distance of two steps of one example. Nothing else limits its steps.
+    min_sep: smallest distance of two steps of one example. No other limit on its steps is used.
     cyclic: whether all distances of an example's steps are multiples of min_sep.
     factors: factor of the white noise at each step; () for 1 at every step.
 
@@ -302,8 +304,8 @@ def correlated_events(
   Args:
     noise_multiplier: multiplier of the white noise: its standard deviation / l2_clip_norm.
     min_sep, cyclic, factors: as for `participation_costs`.
-    sampling_prob: chance of an example in a step. If it is below 1, each turn of min_sep steps is
-      accounted as one Poisson-sampled Gaussian, at the first step of the turn.
+    sampling_prob: chance that an example takes part in its turn. If it is below 1, each turn of
+      min_sep steps is accounted as one Poisson-sampled Gaussian, at the first step of the turn.
 
   >>> from dpjax.noise.correlated import Independent
   >>> correlated_events(

@@ -144,7 +144,7 @@ def _losses_and_slopes(
 def _thresholds(
   losses: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
 ) -> np.ndarray:
-  """Returns the points at which L has the values `losses`, [n].
+  """Returns the points at which the mixture's loss L has the values `losses`, [n].
 
   Args:
     losses: values, rising or falling, [n]. For a value that L never has, the point is far outside.

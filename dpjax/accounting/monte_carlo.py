@@ -170,7 +170,7 @@ def min_sep_epsilon(
 
 
 def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
-  """Returns all entries of a banded C, [bands, steps]: C[t + k, t] at [k, t], 0 beyond its rows."""
+  """Returns all entries of a banded C, [bands, steps]: C[t + k, t] at [k, t], or 0 beyond C."""
   bands = min(strategy.bands or 1, num_steps)
   # Columns that are `bands` apart share no row, so one image holds the entries of all of them.
   images = turn_images(strategy, num_steps, bands)
@@ -236,7 +236,7 @@ class _MinSep(NamedTuple):
 
 
 def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.ndarray]:
-  """Returns sorted log-likelihood ratios in favour of the drawn hypothesis, [number] for each."""
+  """Returns sorted logs of dP/dQ under P, [number], and of dQ/dP under Q, [number]."""
   values, vectors = np.linalg.eigh(gram)
   # The root is no Cholesky factor, since the Gram matrix may be singular, and rounding may make its
   # eigenvalues negative.

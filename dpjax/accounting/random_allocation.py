@@ -98,8 +98,8 @@ def allocation_pld(
   """Returns the privacy loss distribution of one pass, an upper bound at any interval and cells.
 
   Args:
-    num_steps: T, number of steps of the pass.
-    noise_multiplier: z, std / l2_clip_norm.
+    num_steps: number T of steps of the pass.
+    noise_multiplier: z = std / l2_clip_norm.
     interval: distance between neighbouring losses of the grid.
     cells: number of cells of the grid of likelihood ratios, a power of two; 0 for an automatic
       choice.
@@ -274,8 +274,8 @@ def _sum(
 ) -> tuple[np.ndarray, float]:
   """Returns the masses of a sum of T terms, on a circle of `cells`, and a bound on their L1 error.
 
-  Under P one term is tilted, and all terms have the same chance to be it. `having` holds the masses
-  of the tilted term; it is None under Q.
+  Under P one term is tilted, which each term is with the same chance. `having` holds the masses of
+  the tilted term; it is None under Q.
 
   With N cells and unit roundoff u, an entry of a transform of mass m errs by at most
   d = 8 log2(N) u m. It is a sum over at most log2(N) stages, each with a rounding of a few u

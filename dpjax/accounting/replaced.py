@@ -70,6 +70,6 @@ def delta_of_both(
   first = np.linspace(0, epsilon, _SPLITS if epsilon else 1)
   deltas = np.asarray(deltas_of(first.tolist()), float)
   with np.errstate(over="ignore", invalid="ignore"):
-    # e^e1 may overflow where the other delta is 0. Their product is 0 there, not NaN.
+    # e^first may overflow where the other delta is 0. There the product is 0, not NaN.
     both = deltas + np.where(deltas[::-1] > 0, np.exp(first) * deltas[::-1], 0.0)
   return float(min(1.0, both.min()))

@@ -124,7 +124,7 @@ def write_losses(
   Guarantee: an upper bound. A bound on the rounding errors is added to the mass at infinity.
 
   Returns:
-    Whether a file was written. It is not if `loss_distribution` returns None, as for Renyi DP.
+    Whether a file was written. None is written if `loss_distribution` gives None, as for Renyi DP.
 
   Raises UserError as `epsilon` does.
   """
@@ -144,7 +144,7 @@ def write_losses(
 
 
 def read_losses(path: str | os.PathLike) -> pld_lib.PrivacyLossDistribution:
-  """Returns the privacy loss distribution in a file. Equal intervals let distributions compose.
+  """Returns the privacy loss distribution in a file. It composes with others of equal interval.
 
   Raises:
     UserError: no such file, no npz, other entries, NaN, negative masses, masses whose sum is
@@ -239,7 +239,8 @@ def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses
     raise UserError(
       f"{place}: {name}_probs and {name}_infinity_mass must sum to 1, not {total!r}"
     )
-  # Mass that is missing by rounding is added at infinity: over many compositions it would add up.
+  # Mass that is missing by rounding is added at infinity, since over many compositions the missing
+  # mass would add up.
   infinity_mass = min(1.0, infinity_mass + max(0.0, 1 - total))
   masses = LossMasses(interval, int(lowest), np.array(probs, float), infinity_mass)
   return _lifted(masses, f"{place}: {name}_probs")

@@ -203,7 +203,7 @@ def _log_q0(std: float, order: float) -> float:
 
 
 def _cost(log_q: float, std: float, order: float) -> float:
-  """Returns the smaller bound, by theorem 6 or without data, on one answer's Renyi divergence."""
+  """Returns the smaller bound on one answer's Renyi divergence: theorem 6 or order / std^2."""
   if log_q >= _log_q0(std, order):
     return order / std**2
   return max(0.0, float(_theorem_6(log_q, std, np.array([order]))[0]))

@@ -63,7 +63,7 @@ class SampleKind(EventKind[Sample]):
 
 
 class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
-  """Gaussian noise on a subset of b records, drawn without replacement, of n or more.
+  """Gaussian noise on b of n or more records, which are drawn uniformly without replacement.
 
   For exchanging a record, `dpjax.accounting.exchanged_sample` has the proof.
 
@@ -132,7 +132,7 @@ class FixedSizeKind(SampleKind[dpa.SampledWithoutReplacementDpEvent]):
 
 
 def fixed_size_event(event: DpEvent, *, num_examples: int, batch_size: int) -> DpEvent:
-  """Returns the event of `event` on `batch_size` distinct, uniform records of `num_examples`.
+  """Returns the event of `event` on a uniformly drawn subset of `batch_size` records.
 
   Args:
     event: a Gaussian sum; its noise multiplier is std / l2_clip_norm under both relations.

@@ -101,8 +101,9 @@ def k_out_of_t_event(event: DpEvent, *, num_steps: int, num_selected: int) -> Dp
 
   Args:
     event: a Gaussian sum; its noise multiplier is std / l2_clip_norm.
-    num_steps: t, number of steps of a pass.
-    num_selected: k, from 1 to t; 1 returns `random_allocation_event`.
+    num_steps: number t of steps of a pass.
+    num_selected: number k of steps of a record, from 1 to t. With 1 the result is that of
+      `random_allocation_event`.
 
   Raises:
     UserError: numbers out of their range, or an event that is no Gaussian sum.

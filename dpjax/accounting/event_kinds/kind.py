@@ -99,7 +99,7 @@ class EventKind(Generic[Event]):
   def elements(self, event: Event) -> Iterable[tuple[DpEvent, int]]:
     """Yields (part, times) for each elementary mechanism that ran, in its normal form.
 
-    An event that costs nothing yields nothing; one without noise yields `NonPrivateDpEvent`.
+    An event that costs nothing yields nothing. An event without noise yields `NonPrivateDpEvent`.
 
     Raises:
       UserError: a field out of its range, or an inner event that this kind does not allow.
@@ -182,7 +182,7 @@ class EventKind(Generic[Event]):
   def gaussian_noise(self, part: Event) -> float | None:
     """Returns the noise multiplier of the Gaussian sums that the part accounts for, or None.
 
-    `launch.check` compares the noise of a run with this number. With None it does not.
+    `launch.check` compares the noise of a run with this number. None means that it tests no noise.
     """
     del part
     return None
@@ -191,7 +191,8 @@ class EventKind(Generic[Event]):
     """Returns the largest probability that a record takes part in the part's steps, or None.
 
     A part accounts for one step, or for `Sampler.steps_per_event` steps. A record is in at most one
-    of these steps. `launch.check` compares counted draws with this number. With None it does not.
+    of these steps. `launch.check` compares counted draws with this number. None means that it
+    counts no draws.
     """
     del part
     return None

@@ -22,7 +22,7 @@ class SkellamDpEvent(dpa.DpEvent):
   Args:
     variance: variance of all noise on one coordinate, in squared grid steps.
     l2_sensitivity, l1_sensitivity: largest norms of ONE record's integer vector, after
-      rounding; under replace_one the accountant doubles both.
+      rounding. Under replace_one the accountant doubles both norms.
   """
 
   variance: float

@@ -28,7 +28,8 @@ class WithReplacementKind(SampleKind[dpa.SampledWithReplacementDpEvent]):
   def under_add_or_remove_one(
     self, part: dpa.SampledWithReplacementDpEvent
   ) -> BoundedContributionDpEvent:
-    # Each copy of a joining record takes the place of another record, so it moves the sum by 2 C.
+    # Each copy of a joining record takes the place of another record, so each copy moves the sum by
+    # up to 2 C.
     inner = kind_of(part.event).under_replace_one(part.event)
     return BoundedContributionDpEvent(
       1 / part.source_dataset_size, part.sample_size, noise_multiplier_of(inner)
