@@ -66,8 +66,8 @@ def used_for(purpose: str) -> dict[str, type[Sampler]]:
   """Returns name -> class of the samplers for a purpose.
 
   Args:
-    purpose: "examples" of central training; "clients" of a federated run; "correlated noise",
-      which bounds how often an example takes part.
+    purpose: "examples" of central training; "clients" of a federated run; or "correlated noise",
+      for which a sampler must bound how often an example takes part.
 
   >>> list(used_for("clients"))
   ['poisson', 'fixed_size']

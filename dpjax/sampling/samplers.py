@@ -202,8 +202,7 @@ class Sampler(abc.ABC):
     return None
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event that `step` adds. For every t, the first t events give the cost of t steps.
-    """
+    """Returns the event that `step` adds. The first t events compose to the cost of t steps."""
     del step
     return self.event(inner)
 
@@ -219,7 +218,7 @@ class Sampler(abc.ABC):
 
   @property
   def only_size(self) -> int | None:
-    """Returns the only size of data that the sampler accepts, which is public, or None for any."""
+    """Returns the only size of data that is accepted, which is then public; None for any size."""
     return None
 
   @property

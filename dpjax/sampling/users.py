@@ -128,8 +128,8 @@ def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
 
   Args:
     loss_fn: (params, ONE example) -> scalar.
-    reduction: "mean" over the user's examples, or their "sum". Padding contributes
-      nothing, not even where its own loss or gradient is NaN.
+    reduction: "mean" over the user's examples, or their "sum". Padding contributes nothing, even
+      where the loss or gradient of padding is NaN.
 
   >>> square = lambda w, x: w * x
   >>> block = Batch(jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))
@@ -151,7 +151,6 @@ def user_loss(loss_fn: LossFn, *, reduction: str = "mean") -> LossFn:
 
 
 def _padded_by_first(leaf: Any, mask: Array) -> Any:
-  """Returns `leaf` [m, ...] with each padded row replaced by the first row, which is never padding.
-  """
+  """Returns `leaf` [m, ...] with padded rows replaced by the first row, which is never padding."""
   leaf = jnp.asarray(leaf)
   return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, leaf[:1])
