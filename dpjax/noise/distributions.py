@@ -145,7 +145,7 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
 
   Args:
     words: `INTEGER_WORDS` arrays of uint32, the most significant first.
-    span: number in 1 .. 2^31 - 1, or an array of them that broadcasts against each word.
+    span: number in 1 .. 2^31 - 1, or an array of such numbers that broadcasts against each word.
 
   >>> zero, one = jnp.uint32(0), jnp.uint32(1)
   >>> int(integers((zero, zero, one, zero), 1000))  # 2^32 mod 1000
@@ -169,8 +169,8 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
 def words(key: jax.Array, shape: tuple[int, ...]) -> tuple[tuple, tuple]:
   """Returns the `WORDS` words of u, and two words for a sign or an angle, all from one key.
 
-  Each word is uint32 [shape]. The first three words are drawn as in older versions, so that their
-  float32 noise is drawn again.
+  Each word is uint32 [shape]. The first three words are drawn as in older versions, so that the
+  float32 noise of a key does not change.
   """
   high, low, turn = threefry.rows(key, 3, shape)
   more = threefry.rows(jax.random.fold_in(key, 1), WORDS - 1, shape)

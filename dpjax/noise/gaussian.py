@@ -191,7 +191,7 @@ def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bo
     return True
   if not num_draws:
     return False
-  # Draw t uses the key fold_in(noise_key, t), which `split` of a key of JAX gives, too.
+  # Draw t uses the key fold_in(noise_key, t). For JAX's own keys, `split` gives this key, too.
   draws = jnp.arange(num_draws, dtype=jnp.uint32)
   of_draws = jax.vmap(functools.partial(jax.random.fold_in, noise_key))(draws)
   words_of_draws = np.asarray(jax.random.key_data(of_draws))  # [t, words]
@@ -199,7 +199,7 @@ def is_key_of_noise(key: Any, noise_key: jax.Array, *, num_draws: int = 0) -> bo
 
 
 def key_id(key: jax.Array) -> str:
-  """Returns a fingerprint of a key for the ledger: 16 hexadecimal digits of a hash.
+  """Returns a fingerprint of a key for the ledger: digits of a hash, which do not show the key.
 
   >>> key_id(jax.random.key(0)) == key_id(jax.random.key(0))
   True

@@ -16,7 +16,7 @@ MAX_NOISE_LEVELS = 32
 
 @dataclasses.dataclass(frozen=True)
 class NoiseShape:
-  """Properties of noise other than its level. By default it is independent, and equal everywhere.
+  """Properties of noise other than its level. By default noise is independent and equal everywhere.
 
   Args:
     schedule: public factors of the noise multiplier, one for each step; () for 1 at every step.

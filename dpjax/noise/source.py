@@ -199,7 +199,7 @@ def noise_dtype(dtype: DType, name: str = "tree") -> Any:
 
 
 def as_floats(tree: ArrayTree) -> Any:
-  """Casts every leaf to the type in which it gets noise; raises UserError for other than floats."""
+  """Casts each leaf to the type in which it gets noise; UserError for a leaf that is not floats."""
   tree = jax.tree.map(jnp.asarray, tree)
   return jax.tree.map(lambda leaf: leaf.astype(noise_dtype(leaf.dtype)), tree)
 

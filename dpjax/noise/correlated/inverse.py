@@ -55,7 +55,7 @@ _LEAST_FACTOR = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class InverseBanded:
-  """Strategy with banded C^{-1}: C^{-1}[i, j] = coefficients[i - j], or 0 without a coefficient.
+  """Strategy with banded C^{-1}: C^{-1}[i, j] = coefficients[i - j] in the band, else 0.
 
   This is banded inverse matrix factorisation (Kalinin et al. 2025, arXiv:2505.12128).
 

@@ -23,7 +23,7 @@ OBJECTIVES = ("mean", "max")
 def square_root(num_steps: int) -> np.ndarray:
   """Returns the first `num_steps` coefficients of (1 - x)^{-1/2}.
 
-  They give the Toeplitz matrix with the least largest prefix error under one participation
+  They give the Toeplitz matrix that minimises the largest prefix error under one participation
   (Fichtenberger et al. 2022; Dvijotham et al. 2024).
 
   >>> square_root(4)
@@ -88,7 +88,7 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
 
 
 def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.ndarray:
-  """Returns the `bands` coefficients, the first 1, with the least error * squared sensitivity.
+  """Returns the `bands` coefficients with the least error * squared sensitivity. The first is 1.
 
   The sensitivity is right if an example's participations are at least `bands` steps apart, so that
   their columns do not overlap (Choquette-Choo et al. 2023). The search is L-BFGS with the exact
@@ -180,8 +180,9 @@ def _buffered_prefix_noise(
 
 
 def _with_gradient(loss: Callable) -> Callable:
-  """Returns a function point -> (loss, gradient). The gradient, by complex steps, errs by rounding
-  alone."""
+  """Returns a function point -> (loss, gradient), with a gradient by complex steps.
+
+  This gradient is exact up to rounding."""
   # No difference is taken, so nothing cancels, however small the step.
   step = 1e-30
 

@@ -121,7 +121,7 @@ class Tree:
   """Tree aggregation (Dwork et al. 2010; Chan et al. 2011), as in DP-FTRL (Kairouz et al.
   2021), with a new tree every `restart_every` steps.
 
-  The noise of a prefix sum is that of at most log2(m) + 1 nodes. Only the nodes that some prefix
+  The noise of a prefix sum is the sum of at most log2(m) + 1 nodes. Only the nodes that some prefix
   needs are drawn, one in each step: row t (from 1 within a tree) of C sums the steps
   t - lowbit(t) + 1 .. t. A step is in at most floor(log2 m) + 1 nodes, which determines the cost.
   (Honaker's estimator, which also uses the other nodes, has no square C, and is not offered.)
@@ -187,7 +187,7 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)
 class White:
-  """Strategy `Independent`, whose noise has no correlation, for every run."""
+  """Strategy `Independent` for every run: noise without correlation."""
 
   def make(self, num_steps: int, min_sep: int) -> Correlation:
     """Returns `Independent()`, whatever the numbers are."""
