@@ -1,4 +1,4 @@
-"""Settings with which the C library's allocator keeps freed memory; size of the memory."""
+"""Makes the C library's allocator keep freed memory, and tells how much memory a machine has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SETTINGS = {
   _TRIM_THRESHOLD: -1,  # never trim
   _TOP_PAD: 2**26,  # bytes asked for ahead
 }
-# Whether the settings were taken. The C library has no call that tells.
+# Whether the C library took the settings; it has no call that tells.
 _taken = False
 
 
@@ -34,7 +34,7 @@ def chosen_by_user() -> list[str]:
 
 
 def keep_freed_memory() -> bool:
-  """Lets this process use freed blocks of up to 2 GiB again instead of giving them back.
+  """Lets this process use freed blocks of up to 2 GiB again. They do not go back to the system.
 
   On a CPU this helps if each step frees arrays above 32 MiB: a batch of wide examples, and
   intermediate results. By default glibc gives such blocks back to the system, which zeroes them
@@ -46,8 +46,8 @@ def keep_freed_memory() -> bool:
   heaps.
 
   Returns:
-    True if the C library took the settings. False, and nothing is changed, without glibc 2.35 or
-    newer, and where the user has chosen an allocator (`chosen_by_user`).
+    True if the C library took the settings. False if nothing was changed: glibc 2.35 or newer is
+    missing, or the user has chosen an allocator (`chosen_by_user`).
 
   >>> import dpjax
   >>> dpjax.parallel.allocator.keep_freed_memory()  # doctest: +SKIP

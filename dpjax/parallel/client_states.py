@@ -1,4 +1,4 @@
-"""Stores client states between rounds: SCAFFOLD's c_i, APFL's models, remainders of codes.
+"""Stores client states between rounds: SCAFFOLD's c_i, APFL's models, errors of compression.
 
 A state lies on the host, in memory or on disk, as one row of bytes. Clients that no round has
 touched have no row. A round reads and writes the rows of its cohort, and devices are given these
@@ -58,7 +58,7 @@ class ClientStates:
 
   @property
   def row_bytes(self) -> int:
-    """Returns the bytes of one client's state."""
+    """Size of one client's state in bytes."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.initial))
 
   @property
@@ -205,7 +205,7 @@ class Keeper:
   Args:
     folder: folder of the rows.
     states: states that a run begins with.
-    on_disk: True: rows are on disk between checkpoints, too; False: they are in memory.
+    on_disk: True keeps rows on disk between checkpoints, too; False keeps them in memory.
     segment_bytes: size in bytes at which a file is closed, as in `Journal`.
   """
 

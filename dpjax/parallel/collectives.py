@@ -15,7 +15,7 @@ _MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\] \{(?P<axes>[^}]*)\
 
 
 class Collective(NamedTuple):
-  """A collective operation, as `kind="all-reduce"`.
+  """A collective operation between devices, such as an all-reduce.
 
   Attributes:
     kind: name of the operation in HLO.

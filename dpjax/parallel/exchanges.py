@@ -1,4 +1,4 @@
-"""Exchanges between the processes of a run, on one machine or many, while it runs.
+"""Exchanges of arrays between the processes of a run, on one machine or on many.
 
 Exchanges run on a mesh of one device per process, over JAX's multi-process runtime. Every process
 must make the same calls in the same order. If a process is gone, the others raise `PeerLost`.

@@ -1,5 +1,4 @@
-"""Meeting of the processes of a run: process 0 listens, and each other one identifies
-itself.
+"""Meeting of the processes of a run: process 0 listens, and all others identify themselves.
 
 A connection has a few seconds and 4 KiB to identify itself, and is closed otherwise, so none keeps
 the others waiting. If too many wait, the oldest from the most frequent address is closed first. A
@@ -186,7 +185,7 @@ class _Lobby:
         if self._fewest is not None and len(self.present) >= self._fewest:
           return None
         absent = sorted(wanted - {*self.present})
-        # An absent process may have claimed its id with another config; then this is said, too.
+        # An absent process may have claimed its id with another config. The message then says so.
         claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
         missing = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
         return (
@@ -265,7 +264,7 @@ class _Lobby:
     wrong = _wrong(self._mine, theirs, self.present)
     if not wrong:
       self.present[theirs["process_id"]] = guest.connection
-    # The others go on without a peer that differs.
+    # If `fewest` is given, the others go on without a peer that differs.
     elif self._fewest is not None:
       self.heard.remove(guest.connection)
       _tell(guest.connection, wrong)
@@ -290,7 +289,7 @@ def host(
   """Returns the connections to the peers, by process id. Errors are sent to all that are there.
 
   Args:
-    report: called once for each id that a peer claims without the right config, with one line.
+    report: called with one line for each id that a peer claims without the right config.
     fewest: number of peers that are enough when the time is over. A peer that differs in anything
       is told so, and disconnected alone. None: all must come.
 

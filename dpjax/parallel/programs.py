@@ -137,7 +137,8 @@ def _instruction(name: str, text: str) -> _Instruction:
     space = re.search(r"S\((\d+)\)", layout)
     sizes = tuple(int(size) for size in shape.split(",") if size)
     arrays.append(_Array(kind, sizes, int(space[1]) if space else 0))
-  # In some dialects each name follows its type. Brackets of a type hold commas, so they go first.
+  # In some dialects each name follows its type. A type has brackets with commas, so these brackets
+  # are removed first.
   names = re.sub(r"/\*.*?\*/|\[[^\]]*\]|\{[^}]*\}", "", inside).split(",")
   operands = tuple(part.split()[-1].lstrip("%") for part in names if part.strip())
   return _Instruction(name, opcode, tuple(arrays), operands, inside, call[end:], text)
@@ -364,7 +365,7 @@ class _Reader:
     return any(term and term.opcode == "constant" and term.inside == "1" for term in terms)
 
   def _flops(self, computation: _Computation, each: _Instruction) -> tuple[float, float]:
-    """Returns (flops, flops with operands of at most 16 bits), with those of fused instructions."""
+    """Returns (flops, flops with operands of at most 16 bits), including fused instructions."""
     operands = [
       array for name in each.operands for array in computation.arrays_of(name)[:1]
     ]

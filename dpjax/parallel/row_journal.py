@@ -176,8 +176,8 @@ class Journal:
   def compact(self, index: np.ndarray) -> None:
     """Moves rows out of closed files that are mostly unused, so that `keep` can remove the files.
 
-    Changes `index` in place. The closed files that it then uses hold at most twice the rows that
-    it names.
+    Changes `index` in place. Afterwards the closed files that `index` uses hold at most twice as
+    many rows as it names.
     """
     for segment, slot, who in processes.on_first(lambda: self._moved(index)):
       index[who, :2] = segment, slot

@@ -1,4 +1,4 @@
-"""Arrays on devices of several processes: places them there, and reads them back."""
+"""Places arrays on devices of several processes, and reads them back."""
 
 from __future__ import annotations
 

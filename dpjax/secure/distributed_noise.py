@@ -178,7 +178,7 @@ class SkellamSum:
   def wrap_probability(self) -> float:
     """Upper bound on the chance that a round's sum wraps around in any coordinate."""
     spread = discrete.rotated_spread(self.padded_dim, chance=_CHANCE)
-    # Rounding adds less than 1 to a coordinate.
+    # Rounding adds less than 1 to a coordinate of each client.
     largest = self.max_clients * (self.scale * self.l2_clip_norm * spread + 1)
     beyond = discrete.wrap_probability(
       modulus=2**self.bits,
@@ -187,7 +187,7 @@ class SkellamSum:
       dim=self.padded_dim,
       noise="skellam",
     )
-    # A spread of 1 bounds every coordinate; a smaller one fails with chance _CHANCE.
+    # A spread of 1 bounds every coordinate; a smaller spread fails with chance _CHANCE.
     return min(1.0, beyond + (_CHANCE if spread < 1 else 0.0))
 
   def encode(
@@ -220,7 +220,7 @@ class SkellamSum:
     return discrete.skellam(rng, self.padded_dim, variance=variance)
 
   def decode(self, total: np.ndarray, signs: jax.Array) -> np.ndarray:
-    """Decodes [padded_dim] integers modulo 2^bits: the noisy sum of the messages, [dim] float32."""
+    """Decodes [padded_dim] integers modulo 2^bits to the noisy sum of messages, [dim] float32."""
     # The total is reduced modulo 2^bits, which divides the protocol's modulus.
     low = (total & total.dtype.type(2**self.bits - 1)).astype(np.int64)
     decoded = discrete.decode(low, modulus=2**self.bits, scale=self.scale)

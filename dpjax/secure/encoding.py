@@ -90,7 +90,7 @@ class Encoding:
   def largest(self) -> int:
     """Largest integer of one client: of a coordinate, and of a weight of 1."""
     most = (2 ** (self.bits - 1) - 1) // self.max_clients
-    # Values are clipped in float32, which may have rounded the bound up.
+    # Values are clipped in float32. If it rounds the bound up, the next smaller float is the bound.
     held = np.float32(most)
     return int(np.nextafter(held, np.float32(0)) if int(held) > most else held)
 
@@ -122,7 +122,7 @@ class Encoding:
     whole = np.maximum(np.round(weights * self.largest), 1.0)
     half_steps = len(weights) / 2
     moved = 2 * np.abs(whole - weights * self.largest).sum()
-    # Equal weights are rounded equally, so none counts more than another.
+    # Equal weights are rounded equally, so no client counts more than another.
     moved = 0.0 if np.ptp(weights) == 0 else moved
     return float(self.largest_value * ((half_steps + moved) / whole.sum() + 2.0**-21))
 
@@ -179,7 +179,7 @@ class Encoding:
     return jax.tree.map(lambda leaf: self._centred(leaf) * factor, total.values)
 
   def _centred(self, total: Array) -> Array:
-    """Returns the representative in [-2^(bits - 1), 2^(bits - 1)), as a float32."""
+    """Returns the residue modulo 2^bits that is in [-2^(bits - 1), 2^(bits - 1)), as a float32."""
     # Bits are shifted up, and down again as signed numbers, so that unused bits follow the sign.
     unused = 32 - self.bits
     shifted = jax.lax.bitcast_convert_type(jnp.left_shift(total, unused), jnp.int32)

@@ -57,7 +57,8 @@ def gradients(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
 
 
 def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Draws memory and roofline time of compiled clipped gradients, over an ordinary gradient's.
+  """Draws memory and roofline time of compiled clipped gradients, divided by those of an ordinary
+  gradient.
 
   Args:
     rows: rows of compiled.csv.
@@ -198,7 +199,7 @@ def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> No
 
 
 def noise_error(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
-  """Draws the error of noise inside a secure sum over its bits, divided by that of central noise.
+  """Draws the error of noise inside a secure sum, relative to central noise, over the sum's bits.
 
   Args:
     rows: rows of distributed_noise.csv.

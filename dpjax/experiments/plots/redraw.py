@@ -356,7 +356,7 @@ def _attacks(table: CsvTable, title: str, look: Look) -> Figure:
 def _rocs(table: CsvTable, title: str, look: Look) -> Figure:
   """Draws curves.csv of attacks, or roc.csv of one attacked run."""
   more = {"defence": "", "epsilon": ""}
-  # In roc.csv the column "attack" names the method.
+  # In roc.csv the column "attack" names the method, so it becomes "method".
   points = [
     row
     if "method" in row

@@ -410,7 +410,7 @@ class SlotEvaluator:
 
   @_one_line()
   def lowered(self, cipher: Ciphertext, level: int) -> Ciphertext:
-    """Returns the same numbers at a lower level, on its scale."""
+    """Returns the same numbers at a lower level, on the scale of that level."""
     before = self.level(cipher)
     if before == level:
       return cipher

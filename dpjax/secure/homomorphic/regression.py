@@ -64,7 +64,7 @@ class Upload(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Size in bytes."""
+    """Size of keys and data in bytes."""
     return self.keys.size + sum(map(len, self.x + self.y))
 
 
@@ -277,7 +277,7 @@ class RegressionServer:
     return lane
 
   def _doubled(self, half: list[Any], w: Any, last: bool) -> tuple[list[Any], Any]:
-    """Returns (M^2, w + M w); for the last doubling only w.
+    """Returns (M^2, w + M w), or ([], w + M w) for the last doubling.
 
     D_s of M^2 is the sum over t of D_t * (D_(s-t) rotated by t columns). One pass over the
     rotations of the diagonals 0..m/2 meets all of these products, since the other diagonals are

@@ -38,7 +38,7 @@ _HALVES = (32, 16, 8, 4, 2, 1)
 # Types that hold both results of a layer; smaller layers use bytes.
 _TYPES = {32: "uint64", 16: "uint32", 8: "uint16"}
 _ONE = np.uint64(1)
-# All bits except the highest.
+# Mask of all bits except the highest.
 _LOW = np.uint64((1 << 63) - 1)
 
 
@@ -209,7 +209,8 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
       field="low",
       value=Verbatim(f"{low:g}"),
     )
-  # 1 - x y is at most 1 - low / high at the start, and each step squares it.
+  # 1 - x y is at most 1 - low / high at the start, and each step squares it. This gives the number
+  # of steps.
   ratio = np.log2(high / low)
   y = np.full(x.shape, constant(party, 1.0 / high))
   two = constant(party, 2.0)

@@ -81,7 +81,7 @@ class Supply(Unique):
     self.bytes_received = 0
 
   def deal(self, name: str, *arguments: Any) -> Dealt:
-    """Returns this party's shares of the next correlation. Threads may call it at once."""
+    """Returns this party's shares of the next correlation. Several threads may call it."""
     # Two threads with one number would use the same masks.
     with self._lock:
       return self._deal(name, arguments)

@@ -252,7 +252,7 @@ class SocketLink:
     return _LENGTH.size + sealed
 
   def _transfer(self, out: bytes, due: Any) -> bytes:
-    """Writes `out`, and reads as many bytes as `due(read so far)` says, whichever is possible."""
+    """Writes `out`, and reads as many bytes as `due(read so far)` says, in any possible order."""
     left = memoryview(out)
     read = bytearray()
     wanted = due(read) if due else 0

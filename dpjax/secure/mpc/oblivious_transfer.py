@@ -64,7 +64,7 @@ class OtSender(Unique):
       )
     public_point = self._key.pointQ
     theirs = [_decoded(point) for point in points]
-    # Set after all points were checked: an error reveals nothing, so another answer is allowed.
+    # The answer counts only now: an error in a point reveals nothing, so another answer is allowed.
     self._answered = True
     sent = []
     shift = -(public_point * self._key.d)

@@ -70,7 +70,7 @@ from dpjax.validate import UserError, Verbatim
 
 # Rows are scaled to this fraction of their bound. The margin exceeds float64's error in a norm.
 _INSIDE = 1 - 1e-9
-# Bounds are multiplied by this, which exceeds the rounding errors of the sums that they are.
+# Bounds are float sums. They are multiplied by this factor, which exceeds their rounding errors.
 _UPWARDS = 1 + 1e-9
 # The opened model must stay in the range of fixed point up to this many standard deviations of each
 # party's noise.

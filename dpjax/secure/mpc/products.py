@@ -139,7 +139,7 @@ def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
     return x
   shift = np.uint64(bits)
   if party.truncation == "local":
-    # Party 1 shifts the difference of its share from 2^64 (SecureML, theorem 1).
+    # Party 1 shifts 2^64 minus its share, and negates the result (SecureML, theorem 1).
     return x >> shift if party.number == 0 else np.negative(np.negative(x) >> shift)
   r, r_high_bits, r_top = party.supply.deal("truncation", x.shape, bits).use()
   # 2^62 makes the number positive; it is subtracted again at the end.

@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 FRAC_BITS = 18
 MOST_FRAC_BITS = 24
-# Bits reserved for sums between two truncations, and one for the bound of a truncation.
+# Reserved bits: nine for sums between two truncations, one for the bound of a truncation.
 _HEADROOM = 10
 # Number of multiplications below which a compiled program is not worthwhile.
 _SMALL = 1 << 17
@@ -110,7 +110,7 @@ def _digits(x: jax.Array) -> list[jax.Array]:
   signed = x.astype(jnp.int64)
   digits = []
   for _ in range(3):
-    # Balanced digits are slightly smaller, so more products of them fit float64.
+    # Balanced digits have half the absolute value, so more products add up exactly in float64.
     digit = ((signed + (1 << 21)) & ((1 << 22) - 1)) - (1 << 21)
     signed = (signed - digit) >> 22
     digits.append(digit.astype(jnp.float64))

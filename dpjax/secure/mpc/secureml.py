@@ -226,7 +226,7 @@ def scores(party: Party, network: Network, x: Shares, recipe: Recipe) -> Shares:
 def predict(
   party: Party, network: Network, x: Shares, recipe: Recipe, *, to: int | None = None
 ) -> np.ndarray | None:
-  """Reveals only the class of each row of x, to the party that asks.
+  """Reveals only the class of each row of x, to the party `to` or to both.
 
   Args:
     network: shares.

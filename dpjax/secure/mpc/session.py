@@ -57,7 +57,7 @@ def run(
     inputs0, inputs1: arguments of party 0 and of party 1. They reach the other party only by the
       program's messages.
     seed: None: all randomness from the operating system. A number makes a SIMULATION that
-      repeats bit for bit, and hides nothing from who knows the number.
+      repeats bit for bit, and hides nothing from anyone who knows the number.
     frac_bits: f, the fraction bits of the fixed point.
     truncation: "masked" or "local", see `products.truncate`.
     links: the ends of party 0 and of party 1; None: queues.
@@ -124,7 +124,7 @@ def setting_of(seed: int | None, where: str) -> str:
 def play(program: Callable[..., Any], party: Party, inputs: Sequence[Any]) -> Any:
   """Runs a program for one party.
 
-  Shares wrap around, so NumPy's warnings for scalar words that do are switched off.
+  Shares wrap around by design, so NumPy's warnings of overflow are switched off.
   """
   with np.errstate(over="ignore"):
     return program(party, *inputs)

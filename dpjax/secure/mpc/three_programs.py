@@ -329,7 +329,7 @@ def _meet(
   peer: socket.socket | tuple[str, int],
   record: Record | None,
 ) -> Party:
-  """Connects a party. `peer` is party 0's listening socket, or party 0's address for party 1."""
+  """Connects a party. `peer` is its listening socket (party 0), or the address of party 0."""
   until = time.monotonic() + agreed.timeout
   me = f"party {number}"
   other = f"party {1 - number}"

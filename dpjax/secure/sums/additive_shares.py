@@ -11,7 +11,7 @@ system's) and private channels between the parties, which this file does not pro
 are honest-but-curious: a party that adds something else changes the sum, and nobody notices.
 
 Among clients the traffic is n (n - 1) vectors. If a client falls silent after sharing, the shares
-that it holds are missing and the sum is refused. SecAgg avoids both. With servers, each client
+that it holds are missing and the sum is refused. SecAgg avoids both problems. With servers, each client
 sends k vectors and may leave, but at least one server must not collude with the others; Prio and
 SecureML build on that.
 """
@@ -41,7 +41,7 @@ def split(
 
   Args:
     vector: [d] uint32 or uint64; sums are modulo 2^32 or 2^64.
-    entropy: function that returns n random bytes for n. Use another source than the operating
+    entropy: `entropy(n)` returns n random bytes. Use another source than the operating
       system only in tests.
 
   Returns:
@@ -93,7 +93,7 @@ class AdditiveSharing(SumSettings):
     enough(self, len(parties), "before sharing")
     read = Reader(self, vectors, parties)
     held = {who: np.zeros(read.length, self.dtype) for who in parties}
-    # Every party holds one share of each vector. A single share is uniform.
+    # Every party holds one share of each vector, and a single share reveals nothing.
     for who in parties:
       for party, share in zip(parties, split(read(who), len(parties))):
         held[party] += share
@@ -142,7 +142,7 @@ class AdditiveServers(SumSettings):
     enough(self, len(survivors), "before upload")
     read = Reader(self, vectors, survivors)
     sums = [np.zeros(read.length, self.dtype) for _ in range(self.num_servers)]
-    # Every server holds one share of each vector. A single share is uniform.
+    # Every server holds one share of each vector, and a single share reveals nothing.
     for who in survivors:
       for held, share in zip(sums, split(read(who), self.num_servers)):
         held += share

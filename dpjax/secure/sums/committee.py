@@ -308,7 +308,7 @@ def shares_for(
   Args:
     roster: the server's message with the members' keys.
     vector: [d] unsigned integers below 2^bits.
-    entropy: function that returns n random bytes for n. Use another source than the operating
+    entropy: `entropy(n)` returns n random bytes. Use another source than the operating
       system only in tests: anyone who knows the bytes sees the vector.
 
   Raises:
@@ -464,7 +464,7 @@ def receive(
   """Returns the server's next state, and the messages that it forwards, by member.
 
   Args:
-    sender: client that sent the message, by the transport.
+    sender: id of the client that sent the message, as the transport knows it.
 
   Raises:
     UserError: a message that is wrong in any way, or a party's second message. The state is then

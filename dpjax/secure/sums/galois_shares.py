@@ -75,7 +75,7 @@ def split(
     colluding: largest number of shares that together reveal nothing.
     packed: number of secrets in one polynomial. `colluding` + `packed` shares give the vector
       back, and each share is `packed` times shorter.
-    entropy: function that returns n random bytes for n. Use another source than the operating
+    entropy: `entropy(n)` returns n random bytes. Use another source than the operating
       system only in tests.
 
   Returns:

@@ -259,7 +259,7 @@ class BfvSum(SumSettings):
 
 
 def _answered(cost: Cost, total: np.ndarray) -> Cost:
-  """Adds the bytes of the decrypted sum, which the client sends to the server."""
+  """Returns the cost with the bytes of the decrypted sum, which the client sends to the server."""
   return cost._replace(
     client_bytes=cost.client_bytes + total.nbytes,
     server_bytes=cost.server_bytes + total.nbytes,

@@ -102,7 +102,7 @@ def seal(key: bytes, plain: bytes, context: bytes) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
-  """Decrypts the text of `seal`.
+  """Decrypts and verifies a result of `seal`.
 
   Raises:
     UserError: the text was changed, or was sealed with another key or context.

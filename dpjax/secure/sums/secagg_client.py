@@ -19,8 +19,8 @@ Client i masks its vector x_i with its own seed b_i and a seed s_ij for each nei
   y_i = x_i + PRG(b_i) + sum over neighbours j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)
 
 Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine
-Learning", figure 4; Bell et al. 2020 for neighbours. What is shared are two seeds of 128
-bits (the paper's b and, for its s^SK, the seed of an X25519 key).
+Learning", figure 4; Bell et al. 2020 for neighbours. Two seeds of 128 bits are shared: the
+paper's b and, for its s^SK, the seed of an X25519 key.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def start(
 
   Args:
     signing_key: Ed25519 private key [32], needed if the terms have a directory.
-    entropy: function that returns n random bytes for n, to make keys. Use another source than the
+    entropy: `entropy(n)` returns n random bytes, to make keys. Use another source than the
       operating system only in tests: anyone who knows the bytes sees the vector.
 
   Raises:
@@ -159,7 +159,7 @@ def _signed_keys(terms: Terms, who: int, public: bytes) -> bytes:
 
 
 def is_signed(terms: Terms, who: int, record: bytes) -> bool:
-  """Returns whether client `who` has signed this record of public keys, by the directory."""
+  """Returns whether client `who` has signed this record of public keys (`directory`)."""
   public = dict(zip(terms.clients, terms.directory or ()))[who]
   text = _signed_keys(terms, who, record[:KEY_BYTES])
   return primitives.signed_by(public, record[KEY_BYTES:], text)

@@ -97,7 +97,7 @@ def receive(state: Collected, data: bytes, sender: int | None = None) -> Collect
   """Returns the state with one more message.
 
   Args:
-    sender: id of the sender by the transport; None: the message's own claim is trusted.
+    sender: id of the sender, as the transport knows it; None: trust the id in the message.
 
   Raises:
     UserError: the message is not of this phase and session, is a second one, or is wrong; or its

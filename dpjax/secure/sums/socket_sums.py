@@ -277,7 +277,7 @@ def _heard(
   phase = _Phase(lines, wanted, most, until)
   while phase.waiting:
     ready = phase.ready()
-    # The clock is read before the consumer computes, whose time is no silence of a client.
+    # The clock is read before the consumer computes: that time is no silence of a client.
     now = time.monotonic()
     for who, events in ready:
       said = phase.move(who, events, now)
@@ -356,7 +356,7 @@ def _served(
       there.append(tuple(sorted(answered)))
     state, outgoing = secagg_server.close(state)
     for who in outgoing.keys() & lines.keys():
-      # `_heard` sends it while it receives the messages of the next phase.
+      # `_heard` sends this message while it receives those of the next phase.
       lines[who].put(outgoing[who])
   moved.update({who: line.bytes_sent for who, line in lines.items()})
   unmasked = secagg_server.total(state)

@@ -186,7 +186,7 @@ def graph_parameters(
 
 def largest_part(fraction: float, num_clients: int) -> int:
   """Returns the largest number of clients that is at most this fraction of all."""
-  # The summand corrects rounding: 0.29 * 100 is 28.999999999999996 in floats.
+  # Adding 1e-9 corrects rounding: 0.29 * 100 is 28.999999999999996 in floats.
   return math.floor(fraction * num_clients + 1e-9)
 
 
