@@ -5,7 +5,7 @@ belongs to the class. Priors keep the input natural. The result shows the class 
 it, and is no record. It is close to the class mean where a class holds one person or one digit.
 
 An input that only fools the model proves nothing. So `judge_inversion` asks another network, which
-was trained on other records, and compares the input with the true mean of the class.
+was trained on other records. It also compares the input with the true mean of the class.
 """
 
 from __future__ import annotations

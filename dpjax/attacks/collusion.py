@@ -58,8 +58,8 @@ def alie(z: float | None = None) -> Poisoning:
   """Returns the attack "A little is enough": the honest mean minus z standard deviations.
 
   Args:
-    z: number of standard deviations. None: the largest z at which the attackers, and the
-      honest clients beyond z, are together a majority, if messages are Gaussian. It solves Phi(z) =
+    z: number of standard deviations. None: the largest z at which attackers and the honest clients
+      beyond z form a majority, for Gaussian messages. It solves Phi(z) =
       (n - m - s) / (n - m), where m of n clients attack, and s = floor(n / 2 + 1) - m.
 
   Raises UserError for z that is not positive.
@@ -172,8 +172,8 @@ def _colluders(lie: Callable[[_Honest], Array]) -> Poisoning:
 def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
   """Returns an aggregator that first replaces the attackers' messages of the round by their lie.
 
-  If the attackers do not collude, the aggregator is returned unchanged. Else all messages of a
-  round are held in memory, also for an aggregator that would add them up one by one.
+  If the attackers do not collude, the aggregator is returned unchanged. Else the new aggregator
+  holds all messages of a round in memory, and does not add them up one by one.
 
   Raises UserError for an aggregator that sees no single message (a secure sum).
 

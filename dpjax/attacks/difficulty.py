@@ -30,7 +30,8 @@ def quantile_regression(
 
   Gradient-boosted trees learn the quantile on half of the known records, by the pinball loss. The
   other half corrects it by a constant (split conformal prediction). So a non-member that is drawn
-  like the known ones scores above 0 with probability at most `fpr`, whatever the trees learned.
+  like the known ones scores above 0 with probability at most `fpr`. This holds whatever the trees
+  learned.
 
   Args:
     log_odds: [n], log odds of the target (`signals`).

@@ -1,9 +1,9 @@
 """Exposure of canaries: how well a language model remembers a secret line of its training text.
 
 Carlini et al. 2019, "The Secret Sharer" (arXiv:1802.08232). A canary is a line of a declared
-format, such as "the key of ada is 4711.", whose secret was drawn uniformly. An attacker who knows
-the format ranks all possible secrets by their loss. The exposure of a canary is
-log2(number of secrets) - log2(rank), in bits. It is largest, log2(number of secrets), at rank 1.
+format, such as "the key of ada is 4711.". The secret in it was drawn uniformly. An attacker who
+knows the format ranks all possible secrets by their loss. The exposure of a canary is log2(number
+of secrets) - log2(rank), in bits. It is largest, log2(number of secrets), at rank 1.
 
 | exposure by         | needs                                 | exact                        |
 | ------------------- | ------------------------------------- | ---------------------------- |

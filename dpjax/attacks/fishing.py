@@ -38,7 +38,7 @@ def fish(
     label: class that is fished for.
     layer: name of the last layer.
     strength: number by which the logit of the class is pushed down. Gradients of other classes'
-      records are about e^-strength times those of the class, and underflow in float32 for a
+      records are about e^-strength times those of the class. They underflow in float32 for a
       strength above about 80.
 
   Raises:

@@ -93,9 +93,9 @@ def total_variation(x: Array) -> Array:
 class Dlg:
   """Deep leakage from gradients: L-BFGS on the squared distance of the messages.
 
-  SciPy's line search finds 4 of 4 digits behind a convolutional network with tanh, where steps of a
-  fixed length find none in 600 steps. Both kinds of steps find CIFAR-10 images behind Zhu's LeNet,
-  if the memory is long. Each of the paper's "300 iterations" is up to 20 steps here.
+  SciPy's line search finds 4 of 4 digits behind a convolutional network with tanh. Steps of a fixed
+  length find none of them in 600 steps. Both kinds of steps find CIFAR-10 images behind Zhu's
+  LeNet, if the memory is long. Each of the paper's "300 iterations" is up to 20 steps here.
 
   Args:
     steps: largest number of gradient evaluations of one restart.

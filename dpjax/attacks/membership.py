@@ -165,9 +165,9 @@ def lira(
 ) -> np.ndarray:
   """Returns the scores [n] of the likelihood-ratio attack (Carlini et al. 2022).
 
-  Online the score is log N(t; m_in, s_in) - log N(t; m_out, s_out). Medians m and standard
-  deviations s are those of the shadows that held a record, and of those that did not. Offline it is
-  the one-sided (t - m_out) / s_out, with the order of the paper's 1 - P(Z > t).
+  Online the score is log N(t; m_in, s_in) - log N(t; m_out, s_out). m and s are median and standard
+  deviation over the shadows that held a record (in), or that did not (out). Offline it is the
+  one-sided (t - m_out) / s_out, with the order of the paper's 1 - P(Z > t).
 
   Args:
     offline: whether to use only shadows that did not hold a record.

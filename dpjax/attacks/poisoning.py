@@ -100,8 +100,8 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
 def scaled_update(factor: float) -> Poisoning:
   """Returns an attack that trains on the attackers' records, and sends `factor` times the update.
 
-  With factor n / k, k of n clients that agree replace the mean model by their model, once the other
-  clients have converged. A negative factor moves the model away from what the clients learn.
+  Let k of n clients agree on the factor n / k. They replace the mean model by their model, once the
+  other clients have converged. A negative factor moves the model away from what the clients learn.
 
   >>> scaled_update(-5.0).victims is None
   True

@@ -197,8 +197,8 @@ def fidelity(
 def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """Returns places [B] so that `recovered[places]` fits the truth best.
 
-  It is the one-to-one assignment with the largest total PSNR. The smallest total squared error
-  could assign an exact guess to another record, only to reduce the large errors of bad guesses.
+  It is the one-to-one assignment with the largest total PSNR. By the smallest total squared error,
+  an exact guess could go to another record, to reduce the large errors of bad guesses.
 
   >>> matched([[0.0, 0.0], [1.0, 1.0]], [[0.9, 1.0], [0.2, 0.0]]).tolist()
   [1, 0]

@@ -1,7 +1,7 @@
 """Strength of an attack: its ROC and the important rates, each with its uncertainty.
 
-An average over all records hides the few that leak (Carlini et al. 2022), so the true positive
-rate at a low false positive rate comes first. Its threshold is the (floor(fpr n) + 1)-th largest
+An average over all records hides the few that leak (Carlini et al. 2022). So the true positive rate
+at a low false positive rate comes first. Its threshold is the (floor(fpr n) + 1)-th largest
 score of the n non-members. This rank is fixed before any score is seen. So the exact interval of
 Clopper and Pearson (1934) holds for the share of members above the threshold.
 

@@ -5,8 +5,8 @@ in place of an added one. Every unit of that layer computes the same number of a
 with one random direction. Unit i is active where the product exceeds the threshold c_i. Later
 layers treat all units alike. So the kernel gradient of unit i is a weighted sum of the inputs above
 c_i. Its bias gradient is the sum of the weights. The difference of two neighbouring units
-contains only the inputs between their thresholds, a bin. If a bin has one input, that input is the
-difference of the kernel gradients divided by that of the bias gradients.
+contains only the inputs between their thresholds, a bin. If a bin has one input, the server divides
+the difference of the kernel gradients by that of the bias gradients, and gets the input.
 
 | circumstances                  | what the server reads                                     |
 | ------------------------------ | --------------------------------------------------------- |

@@ -2,7 +2,7 @@
 
 This module uses the target's own pipeline. The caller passes the algorithm (such as
 `training.dp_sgd`), the batches (`plan.batches`) and the initial parameters. Each is a function of
-the key or seed of one shadow. The module gives every shadow its records and its own randomness, and
+the key or seed of one shadow. The module gives every shadow its records and its own randomness. It
 keeps the scores that the shadow gives to all records.
 """
 

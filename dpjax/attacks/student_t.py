@@ -2,7 +2,7 @@
 
 `lira` uses a variance for each record, which a few shadows estimate badly. Or it uses one variance
 for all records, which is wrong for most of them. A conjugate prior is between the two. It counts
-the pooled variance of all records as some number of shadows, and adds the record's own shadows to
+the pooled variance of all records as some number of shadows. The record's own shadows are added to
 them.
 """
 
@@ -23,11 +23,12 @@ def bavaria(
   """Returns log p(t | in) - log p(t | out) [n] under Student-t predictive distributions.
 
   Log odds of a record are N(m, v) over models. The prior of m is flat. The prior of v is inverse
-  gamma, with the pooled variance of its side (in or out), worth `prior_weight` shadows. Given k
-  shadows with mean c and sum S of squared deviations, a further model's log odds follow Student's t
-  distribution around c. It has d = prior_weight + k - 1 degrees of freedom, and the squared scale
-  (prior_weight * pooled + S) / d * (1 + 1 / k). Source: arXiv 2603.11799, "BaVarIA-t"; the default
-  weight is dpjax's. Offline, the score is the logit of P(T <= t | out), which grows with t.
+  gamma, with the pooled variance of its side (in or out), worth `prior_weight` shadows. Let k
+  shadows have mean c and sum S of squared deviations. Then a further model's log odds follow
+  Student's t distribution around c. It has d = prior_weight + k - 1 degrees of freedom, and the
+  squared scale (prior_weight * pooled + S) / d * (1 + 1 / k). Source: arXiv 2603.11799,
+  "BaVarIA-t"; the default weight is dpjax's. Offline, the score is the logit of P(T <= t | out),
+  which grows with t.
 
   Args:
     offline: whether to use only shadows that did not hold a record.

@@ -1,8 +1,8 @@
 """Views: what an adversary sees of a client or a training step, as a function of its examples.
 
-A view is `examples -> message`. The same function makes the true message, from true examples and
-the client's key, and the guessed message, which an inversion differentiates. Clients of
-`dpjax.federated` run unchanged, with their local steps, clipping, noise and compression.
+A view is `examples -> message`. One function makes the true message, from true examples and the
+client's key. With guessed examples it makes the message that an inversion differentiates. Clients
+of `dpjax.federated` run unchanged, with their local steps, clipping, noise and compression.
 
 | access                       | the message                                                  |
 | ---------------------------- | ------------------------------------------------------------ |

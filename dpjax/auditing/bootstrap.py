@@ -1,8 +1,8 @@
 """Bootstrap intervals of numbers that are computed from scores. They are no guarantee.
 
 Only the functions of `lower_bounds` can refute a claim. An interval here says how much an estimate,
-such as an AUC, would vary if the same number of scores were drawn again. It holds in the limit of
-many scores. Results label intervals with `MEANING`.
+such as an AUC, would vary if all scores were drawn anew. It holds in the limit of many scores.
+Results label intervals with `MEANING`.
 """
 
 from __future__ import annotations

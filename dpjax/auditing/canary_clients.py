@@ -2,8 +2,8 @@
 afterwards.
 
 A canary client joins the others, or takes the place of a real one, whose data leave the run. It is
-drawn by the same sampler, run by the same execution, clipped and hidden by the same noise as all
-clients. Only its data, or what it sends, differs. What it does, by kind:
+drawn by the same sampler and run by the same execution as all clients. It is clipped, and hidden by
+the same noise. Only its data, or what it sends, differs. What it does, by kind:
 
 | kind          | a canary that is in                                                     |
 | ------------- | ----------------------------------------------------------------------- |
@@ -35,14 +35,14 @@ computes from M(c) alone. `one_run_fdp` also needs M to be Gaussian-DP.
 
 Canaries that join change nothing in this: under add_or_remove_one a guarantee is about federations
 of any size. M runs on the same clients, and on the canaries that are in. The sampler has room for
-all m canaries, and its probability and the divisor are those of the federation without canaries.
-The parameters of canaries are a part of the messages, and share clip norm and noise with the
-model's: the Gaussian mechanism guarantees the same for the longer vector. The part of the model
-that is kept at the end is post-processing of M.
+all m canaries. Its probability and the divisor are those of the federation without canaries. The
+parameters of canaries are a part of the messages, and share clip norm and noise with the model's:
+the Gaussian mechanism guarantees the same for the longer vector. The part of the model that is kept
+at the end is post-processing of M.
 
 Scores here are functions of M(c), of directions and of rows; no coin is read before scores are
-separated. That noise and coins are independent, if they follow from one seed by unrelated streams,
-is assumed and not proved, as in any run with a seed.
+separated. One thing is assumed, as in any run with a seed: noise and coins that follow from one
+seed by unrelated streams are independent.
 
 A direction depends on nobody's data: if it did, one user would move all canaries. For the same
 reason canaries are chosen among all clients, also those without records. And no divisor of an
@@ -277,7 +277,7 @@ class Directions(NamedTuple):
   """Unit vectors, one for each canary: rows of a Hadamard matrix with random signs by
   column.
 
-  Each vector alone is uniform over {-1, 1}^d / sqrt(d), so its cosine with any vector that is fixed
+  Each vector alone is uniform over {-1, 1}^d / sqrt(d). So its cosine with any vector that is fixed
   beforehand is about N(0, 1 / d). The cosine of any two is within 2 m / d of 0.
   """
 

@@ -5,8 +5,8 @@ The proof of DP-SGD holds for any initial parameters, so an auditor may choose t
 own records until gradients of ordinary records are small. The target is a blank input with the
 label that the model finds least likely for it. Its gradient is near or beyond the clip norm, and
 stays so. Then the target adds nearly the same vector in every step. So its loss under the final
-model is close to the sum of all noisy steps along that vector, and to hide the steps hides hardly
-anything.
+model is close to the sum of all noisy steps along that vector. An auditor who sees no step misses
+hardly anything.
 
 The auditor sees the final parameters and no step. Each model is one independent training with
 noise of its own, so `clopper_pearson` holds as it stands (`lower_bounds`). Since nothing is

@@ -1,7 +1,7 @@
 """Likelihood-ratio audits: run a mechanism many times on two neighbouring inputs.
 
-This is the strongest audit if a run is cheap. By Neyman and Pearson no test tells two inputs
-apart better than one that thresholds the ratio of the outputs' likelihoods.
+This is the strongest audit if a run is cheap. By Neyman and Pearson, the best test of two inputs
+thresholds the ratio of the outputs' likelihoods.
 """
 
 from __future__ import annotations

@@ -14,17 +14,17 @@ bound below the claim proves nothing; no audit can show that something is privat
 | `one_run_gaussian`       | Gaussian noise on orthogonal        | one canary's noisy sum, all in  |
 |                          | canaries, nothing sampled           | the same run                    |
 
-The canaries of one run are not independent of each other, so the first two bounds are only
-indicative for them. The last holds if the scores, given the coins, differ by independent noise
-alone. The four bounds between them allow canaries to depend on each other in any way: they are true
-even for a mechanism that leaks all canaries in a rare event. A one-run bound also assumes that
-every canary is in by a fair coin of its own. Each score must be computed from what was released
-(and from the data), never from the coins.
+The canaries of one run are not independent of each other. So the first two bounds are only
+indicative for them. The last bound holds if the scores, given the coins, differ by independent
+noise alone. The four bounds between them allow canaries to depend on each other in any way: they
+are true even for a mechanism that leaks all canaries in a rare event. A one-run bound also assumes
+that every canary is in by a fair coin of its own. Each score must be computed from what was
+released (and from the data), never from the coins.
 
 No threshold is picked by its result: the thresholds lie at ranks that follow from the number of
-scores alone, and the significance is divided by their number (Bonferroni). The false positive rate
-above the j-th largest of n held-out scores is Beta(j, n - j + 1) exactly. So the bounds need no
-large-sample argument.
+scores alone. The significance is divided by the number of thresholds (Bonferroni). The false
+positive rate above the j-th largest of n held-out scores is Beta(j, n - j + 1) exactly. So the
+bounds need no large-sample argument.
 
 Sources: Clopper, Pearson 1934; Jagielski, Ullman, Oprea 2020; Dong, Roth, Su 2022
 (Gaussian DP, Eq. 6 and Corollary 2.13); Nasr et al. 2023; Steinke, Nasr, Jagielski 2023
@@ -237,9 +237,9 @@ def one_run_p_value(
 ) -> float:
   """Returns a bound on P(`correct` or more correct guesses) under (epsilon, delta)-DP.
 
-  The bound of Steinke et al. is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i, where each
-  of the m canaries was in by a fair coin. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)), and beta
-  = P(W >= correct).
+  The bound of Steinke et al. is beta + 2 m delta max_i (P(W >= correct - i) - beta) / i. Each of
+  the m canaries must be in by a fair coin. Here W ~ Binomial(guesses, e^eps / (1 + e^eps)), and
+  beta = P(W >= correct).
 
   >>> p = one_run_p_value(correct=10, guesses=10, num_canaries=10, epsilon=0.0, delta=0.0)
   >>> p == 2.0**-10
@@ -301,7 +301,7 @@ def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
   """Yields (guesses, correct) for fixed values of k: the k largest scores are guessed to be in.
 
   Two-sided tests also guess the k smallest scores to be out. Among equal scores whose canaries are
-  unknown, the wrong guesses come first, so any other order has at least as many correct guesses.
+  unknown, the wrong guesses come first. Any other order has at least as many correct guesses.
   """
   values = np.concatenate([scores.inside, scores.outside])
   truth = np.arange(values.size) < len(scores.inside)
@@ -381,10 +381,10 @@ def one_run(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
 def one_run_two_sided(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
   """Returns `one_run` with the largest scores guessed to be in AND the smallest to be out.
 
-  Theorem 5.2 of Steinke et al. holds for any guesses in {in, out, none} that are a function of
-  what was released, so nothing else changes. If low scores say as much as high ones, as in a run
-  without sampling, k guesses become 2 k at the same accuracy. If a record takes part in few steps,
-  high scores say more, and `one_run` may be larger.
+  Theorem 5.2 of Steinke et al. holds for any guesses in {in, out, none} that are a function of what
+  was released. So nothing else changes. In a run without sampling, low scores say as much as high
+  ones. Then k guesses become 2 k at the same accuracy. If a record takes part in few steps, high
+  scores say more, and `one_run` may be larger.
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> round(one_run_two_sided(scores, delta=0.0), 2)

@@ -1,7 +1,7 @@
 """PATE without its noisy vote: disjoint parts of the records, teachers, and a public student.
 
-The private records reach a teacher only through `parts_by_content` or `parts_by_place`, and a
-student only through the labels that `dpjax.mechanisms.GNMax` publishes. `public_graph`,
+The private records reach a teacher only through `parts_by_content` or `parts_by_place`. They reach
+a student only through the labels that `dpjax.mechanisms.GNMax` publishes. `public_graph`,
 `spread_labels` and `student_weights` read only published labels and public examples: they cost no
 privacy.
 
@@ -26,8 +26,8 @@ from dpjax import validate
 from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
-# The salt is public and fixed, so that two data sets that differ in one record are divided by the
-# same hash.
+# The salt is public and fixed, so that neighbouring data sets are divided by the same hash
+# function.
 _SALT = b"dpjax parts"
 # Number of rows of a similarity matrix that are computed at a time.
 _ROWS = 1000

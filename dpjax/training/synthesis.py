@@ -50,7 +50,7 @@ _EMPTY = 4.0
 _MOST_PIXELS = 2**12
 # Largest random frequency, and largest sum of the frequencies of all pixels. A pixel times a
 # frequency is a whole multiple of 2^-(12 + 24). The products of one image sum to at most 2^17,
-# which is 2^53 of these units, so float64 adds them exactly in any order.
+# which is 2^53 of these units. So float64 adds them exactly in any order.
 _MOST_FREQUENCY = 2.0**8
 _MOST_FREQUENCIES = 2.0 ** (53 - _PIXEL_BITS - _FREQUENCY_BITS)
 # Smallest number that is added to the second moments in the metric of the generator's loss.

@@ -1,12 +1,11 @@
 """Games against federated algorithms: one client is present or absent, with unbounded
 updates.
 
-A game runs the algorithm as it is, from `init`, for two rounds with `central` noise. After
-each round the adversary sees every leaf of the state that is not kept by clients and is not
-the noise key: parameters, the optimizer of the server, its control variates. Draws differ
-in the noise key alone, so an algorithm is built once, and thousands of draws are one `vmap`
-of its rounds. The loop `federated` is also played draw by draw, with the executions that users
-run.
+A game runs the algorithm as it is, from `init`, for two rounds with `central` noise. After each
+round the adversary sees parameters, the server's optimizer and its control variates. These are the
+state without the noise key, and without what clients keep. Draws differ in the noise key alone. So
+an algorithm is built once, and thousands of draws are one `vmap` of its rounds. The loop
+`federated` is also played draw by draw, with the executions that users run.
 """
 
 from __future__ import annotations

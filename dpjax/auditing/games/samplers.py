@@ -6,9 +6,9 @@
 | replace_special   | others and the record, whose gradient is zero in the first data set     |
 | replace_one       | others and the record, which pulls the other way in the first data set  |
 
-Other records have no gradient, so that nothing hides the record. Or all of them pull the other way,
-so that it shows if the record pushes one of them out of a batch. `Sampler.small` has the settings
-to play; the relations are those of the sampler's `proof`.
+Other records have no gradient, so that nothing hides the record. Or all of them pull the other way:
+then it shows if the record pushes one of them out of a batch. `Sampler.small` has the settings to
+play; the relations are those of the sampler's `proof`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Games against whole trainings: `dp_sgd` as users run it, on a loss linear in a record.
 
-The released parameters show each step's private mean gradient. The adversary knows the direction
-in which the record pulls at the released parameters before the step, and projects on it. Along this
-direction each step is a normal variable around a sum of signs, as in `plans`. In one game the
-adversary sees every number of every step instead, and looks for noise that repeats.
+The released parameters show each step's private mean gradient. The adversary knows the direction in
+which the record pulls at the released parameters before the step. It projects the step on this
+direction. Along it each step is a normal variable around a sum of signs, as in `plans`. In one game
+the adversary sees every number of every step instead, and looks for noise that repeats.
 """
 
 from __future__ import annotations
