@@ -257,7 +257,7 @@ def runtime_config(protocol: str, profile: bool = False) -> Any:
 
 
 def description(link: Any, names: Sequence[str], timeout: int = TIMEOUT_SECONDS) -> Any:
-  """Returns SPU's description of the parties, in order, with the timeout of a message in seconds."""
+  """Returns SPU's description of the parties, in order, with a timeout for each message."""
   desc = link.Desc()
   desc.recv_timeout_ms = 1000 * timeout
   for rank, name in enumerate(names):

@@ -11,9 +11,9 @@ system's) and private channels between the parties, which this file does not pro
 are honest-but-curious: a party that adds something else changes the sum, and nobody notices.
 
 Among clients the traffic is n (n - 1) vectors. If a client falls silent after sharing, the shares
-that it holds are missing and the sum is refused. SecAgg avoids both problems. With servers, each client
-sends k vectors and may leave, but at least one server must not collude with the others; Prio and
-SecureML build on that.
+that it holds are missing and the sum is refused. SecAgg avoids both problems. With servers, each
+client sends k vectors and may leave, but at least one server must not collude with the others. Prio
+and SecureML build on that.
 """
 
 from __future__ import annotations
