@@ -101,7 +101,7 @@ def inner_jaxprs(jaxpr: Jaxpr) -> Iterator[Any]:
 
 
 def primitives(closed: Any) -> Iterator[str]:
-  """Yields the name of each operation of a jaxpr, open or closed, and of the jaxprs inside it."""
+  """Yields the names of all operations in a jaxpr, open or closed, and in the jaxprs inside it."""
   jaxpr = getattr(closed, "jaxpr", closed)
   yield from (equation.primitive.name for equation in jaxpr.eqns)
   for inner in inner_jaxprs(jaxpr):

@@ -19,7 +19,7 @@ from dpjax import validate
 from dpjax.gradients import equations
 from dpjax.types import ArrayTree, LossFn, Params
 
-# Errors of JAX where Python needs the value of a traced number.
+# JAX raises these errors if Python needs the value of a traced number.
 _CONCRETE = (
   jax.errors.ConcretizationTypeError,
   jax.errors.NonConcreteBooleanIndexError,
@@ -144,8 +144,8 @@ def check_apart(fn: Callable[..., Any], *many: ArrayTree, name: str) -> None:
   """Raises UserError if one example could reach another in `fn` under `vmap`.
 
   Args:
-    fn: function of ONE example, or of several arguments of it.
-    many: the arguments for all examples, leaves [B, ...].
+    fn: function of one or more arguments, for ONE example.
+    many: arguments for all examples, with leaves [B, ...].
     name: name of the function in the error.
   """
   eqns = list(

@@ -21,7 +21,7 @@ def _varying_axes(tree: Any) -> frozenset[str]:
 
 
 def as_varying_as(reference: ArrayTree, tree: ArrayTree) -> Any:
-  """Returns the tree, marked as different on every device along the axes on which `reference` is.
+  """Marks the tree as different on every device along the axes for which `reference` is marked.
 
   Outside `shard_map` this changes nothing.
   """

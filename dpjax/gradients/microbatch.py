@@ -30,7 +30,7 @@ def filled(tree: ArrayTree, rows: int) -> Any:
     missing = rows - leaf.shape[0]
     if not missing:
       return leaf
-    # A key has no zero, so the last one is repeated, in a masked row.
+    # A key has no zero, so the last key is repeated, in a masked row.
     if trees.is_key(leaf):
       return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
     pad = np.pad if isinstance(leaf, np.ndarray) else jnp.pad
@@ -69,7 +69,7 @@ def microbatched(
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
     # A scan's carry must keep its type. Under shard_map the sums differ between devices, so the
-    # zeros must be marked so, too.
+    # zeros must be marked as different, too.
     begun = as_varying_as(parts, ExactSum.of(zero))
     total, aux = jax.lax.scan(body, begun, parts)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]

@@ -177,7 +177,7 @@ def _of_one_client(fn: Callable[..., Any], loss: Any) -> Callable[..., Any]:
 # With eq=False the hash is that of the object. Bounds may be a dict, which has no hash.
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
-  """Function `(params, batch, mask) -> ClippedSum` that knows its own sensitivity."""
+  """Function `(params, batch, mask) -> ClippedSum` with a known sensitivity."""
 
   loss_fn: LossFn
   l2_clip_norm: Any  # a Clip, whatever it was given as

@@ -23,7 +23,7 @@ from dpjax.types import ArrayTree
 
 
 def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
-  """Calls fn(tree), where fn sees every array of the tree as it is in memory.
+  """Calls fn(tree), where fn sees every array of the tree as it is stored in memory.
 
   Outside of a trace this is an ordinary call, since nothing is fused there. On a CPU it is also an
   ordinary call under an outer `jax.vmap`, since JAX turns the conditional into a select.

@@ -219,7 +219,7 @@ def _gram_of_places(form: RowForm) -> Cost:
 
 
 def size(form: RowForm) -> int:
-  """Returns the number of elements of one product."""
+  """Returns the number of elements of one product a^T g, over all blocks."""
   return form.blocks * form.left * form.right
 
 

@@ -42,7 +42,7 @@ from dpjax.types import ArrayTree, Params
 
 
 class Kind(enum.IntEnum):
-  """Whether a value depends on parameters, on data, or on both."""
+  """What a value depends on: the example (DATA), parameters alone (PARAM), or neither (CONST)."""
 
   CONST = 0
   PARAM = 1
@@ -67,7 +67,7 @@ class Source(NamedTuple):
 
 
 class Value(NamedTuple):
-  """Kind of a value, and its source where it is PARAM."""
+  """Kind of a value, and its source if the kind is PARAM."""
 
   kind: Kind
   source: Source = Source(frozenset())
@@ -141,7 +141,7 @@ class Lift(NamedTuple):
 
 
 class Action(enum.Enum):
-  """How a step of the program is evaluated."""
+  """Way to evaluate a step of the program."""
 
   PLAIN = enum.auto()
   CALL = enum.auto()
@@ -150,7 +150,7 @@ class Action(enum.Enum):
 
 
 class Step(NamedTuple):
-  """An equation of the program with its action."""
+  """An equation of the program, with the plan to evaluate it and its taps."""
 
   action: Action
   eqn: Eqn
@@ -227,7 +227,7 @@ def trace(
   values = [_DATA] * len(closed.jaxpr.invars)
   for i, leaf in enumerate(closed.jaxpr.invars[: len(jax.tree.leaves(params))]):
     source = Source(frozenset([i]), True, tuple(range(len(leaf.aval.shape))))
-    # A leaf of integers, or an empty one, has no gradient to clip.
+    # An empty leaf, or a leaf of integers, has no gradient to clip.
     has_gradient = is_float(leaf.aval) and leaf.aval.size
     values[i] = Value(Kind.PARAM, source) if has_gradient else _CONST
   ids = itertools.count()
@@ -260,7 +260,7 @@ def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
 
 
 def _with_chosen_products(jaxpr, steps) -> list[Step]:
-  """Moves a site where an index chooses a matrix to the product that uses the matrix.
+  """Moves sites from the choice of a matrix by an index to the product that uses the matrix.
 
   At the product the cotangent is a vector. At the choice it would be a matrix for each example.
   """

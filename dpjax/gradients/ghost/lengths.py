@@ -47,7 +47,7 @@ def from_square(
 
 
 def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
-  """Returns norms along `axis` (None: of everything), in float32 or wider.
+  """Returns norms along `axis` (None for all axes), in float32 or wider.
 
   >>> of(jnp.array([3.0, 4.0]))
   Length(norm=Array(5., dtype=float32), longest=Array(5., dtype=float32))

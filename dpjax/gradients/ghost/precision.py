@@ -35,7 +35,7 @@ class SumPrecision(NamedTuple):
 
   Attributes:
     precision: precision that is passed to JAX.
-    growth: most by which |fl(a) fl(g)| exceeds |a| |g|, as a share of |a| |g|.
+    growth: largest excess of |fl(a) fl(g)| over |a| |g|, as a share of |a| |g|.
   """
 
   precision: lax.Precision
@@ -81,8 +81,8 @@ def gram(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 def in_three_parts(a: jax.Array, b: jax.Array) -> bool:
   """Returns whether `gram` splits its operands into parts of TF32.
 
-  It does not in a program for a card that this machine lacks: there XLA cannot try kernels, and
-  would write each part to memory.
+  The result is False in a program for a card that this machine lacks: there XLA cannot try kernels,
+  and would write each part to memory.
   """
   single = a.dtype == b.dtype == jnp.float32
   here = made_for.current() is None and made_for.platform() == "gpu"

@@ -32,7 +32,7 @@ _MOST_OFFSETS = 25
 
 
 class RowFactors(NamedTuple):
-  """Both factors of one example. Integers mean one-hot rows, and -1 means a row of zeros."""
+  """Both sides of the rows of one example. Integers mean one-hot rows, -1 a row of zeros."""
 
   left: jax.Array  # [N, T, K], or integer [N, T]
   right: jax.Array  # [N, T, P]
@@ -190,7 +190,7 @@ def _dot_form(site: Site) -> RowForm | None:
 def windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   """Extracts patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices.
 
-  It goes axis by axis: the number of slices is the sum of the kernel's sizes, not their product.
+  It works axis by axis, so the number of slices is the sum of the kernel's sizes, not the product.
   """
   lead = x.ndim - len(kernel) - 1
   config = [(0, 0, 0)] * lead
@@ -268,7 +268,7 @@ def _conv_form(site: Site) -> RowForm | None:
   def build(data, cotangents):
     order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
     x = data[0].transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
-    # One row for each place of the output: its window, and the cotangent there.
+    # Each place of the output gives a row: its window on the left, its cotangent on the right.
     cut = windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
     left = cut.reshape(blocks, rows, offsets, groups, channels)
     positions = [depth + d for d in (out_n, *out_s)]

@@ -43,10 +43,11 @@ _PARTS = 16
 # Largest share of a clipped term that c_i g_i may lose to underflow. If more is lost, the example
 # is added alone.
 _LOST = 1e-7
-# Largest change, in clip norms, that an example's rows may make to the rounding of other rows.
+# Largest change of a sum, in clip norms, that an example's rows may cause by the rounding of other
+# rows.
 _STRAY = 0.04
-# A reach of an example's rows (`RowLengths.reach`) of up to so many clip norms is always allowed.
-# In networks it was 0 to 5 clip norms, and 15 with LoRA.
+# Reach of an example's rows (`RowLengths.reach`), in clip norms, that is always allowed. In
+# networks the reach was 0 to 5, and 15 with LoRA.
 _USUAL_REACH = 8.0
 # Largest reach of an example's rows, in clip norms, unless the example is added alone.
 _MOST_REACH = 32.0
@@ -58,7 +59,7 @@ _ROWS_OF_TABLE = 256
 
 
 class Norms(NamedTuple):
-  """Results of the first pass over a unit."""
+  """Norms of a unit's gradients, and arrays that the first pass keeps for the sum."""
 
   lengths: tuple[Length, ...]  # per leaf of the unit: [B]
   held: Any  # per-example products or gradients [B, ...]; None where they were freed
@@ -114,7 +115,7 @@ def _complete(unit: Unit, result: Any) -> Norms:
 
 
 def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
-  """Returns (loss, operands, cotangents) of one example -> its Norms, without the axis of
+  """Returns a function (loss, operands, cotangents) -> Norms of ONE example, without the axis of
   examples."""
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
@@ -205,7 +206,7 @@ def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
 
 
 def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
-  """Returns (operands, cotangents) of one example -> its gradient [*leaf] for each leaf of
+  """Returns a function (operands, cotangents) -> gradient [*leaf] of ONE example, for each leaf of
   the unit."""
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
 
@@ -419,7 +420,7 @@ def _one_by_one(
   longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
   seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
   count = recorded.losses.shape[0]
-  # Chunks of one size: the largest divisor of the batch that memory allows, and at least 1.
+  # All chunks have one size: the largest divisor of the batch that memory allows, and at least 1.
   in_flight = cost_model.in_flight(unit.cost, made_for.platform())
   most = max(1, min(count, in_flight))
   chunk = max(d for d in range(1, most + 1) if count % d == 0)
@@ -572,7 +573,7 @@ def _transposed(
   call: Callable = lambda fn, tree: fn(tree),
   finite: jax.Array | bool | None = None,
 ):
-  """Applies each site's ordinary transpose to c_i g_i: cotangents of example i times its factor.
+  """Applies each site's ordinary transpose to c_i g_i, cotangents of example i times its factor.
 
   Leaves with one array of factors share one transpose ("book-keeping").
   """

@@ -62,7 +62,7 @@ def sum_of(unit: Unit) -> Sum:
   """Returns how to form the sum of a unit.
 
   TRANSPOSE needs a transpose that is linear in g_i, up to rounding that the norm includes
-  (`row_forms`). Transposes of rows and of entrywise sums are.
+  (`row_forms`). Transposes of rows and of entrywise sums are linear in this sense.
   """
   if unit.rule is Rule.UNUSED:
     return Sum.ZERO
