@@ -48,8 +48,9 @@ class Laplace:
   | input                        | outcome                               |
   | ---------------------------- | ------------------------------------- |
   | NaN or infinity in the value | UserError; not checked under tracing  |
-  | integers                     | become float32, with x64 64-bit ones  |
-  |                              | float64; not rounded before the noise |
+  | integers                     | become float32, or float64 if they    |
+  |                              | have 64 bits and x64 is enabled; they |
+  |                              | are not rounded before the noise      |
   | bfloat16, float16            | noised and returned as float32        |
   | complex numbers, strings     | UserError                             |
 
@@ -71,7 +72,7 @@ class Laplace:
 
   @property
   def scale(self) -> float:
-    """Returns the mean absolute value of the noise; its std is sqrt(2) times that."""
+    """Returns the mean absolute value of the noise; the std is sqrt(2) times as large."""
     return float(self.l1_sensitivity) / float(self.epsilon)
 
   def __call__(self, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -94,8 +95,8 @@ class Laplace:
 class Gaussian:
   """Adds Gaussian noise of std noise_multiplier * l2_sensitivity to every coordinate of a value.
 
-  Guarantee: if one record moves `value` by at most `l2_sensitivity` in the L2 norm, under
-  `neighboring_relation`, it is (epsilon, delta)-DP for every epsilon >= 0. Delta is
+  Guarantee: (epsilon, delta)-DP for every epsilon >= 0, if one record moves `value` by at most
+  `l2_sensitivity` in the L2 norm, under `neighboring_relation`. Delta is
   `gaussian_delta(noise_multiplier, epsilon)`, which is exact for real noise, plus
   e^epsilon 2^-191 for each coordinate, because the tails are finite.
   Source: Balle and Wang 2018, arXiv:1805.06530, theorem 8. Edge cases: see `Laplace`.

@@ -203,7 +203,7 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
 
 
 def _outputs(fn: Callable[[Any], jax.Array], cut: Any) -> jax.Array:
-  """Returns the outputs of `fn` on all shards, [num_shards, *out]; UserError for an empty one."""
+  """Returns the outputs of `fn`, [num_shards, *out]; UserError unless they are one array."""
   outputs = jax.vmap(fn)(cut)
   if not isinstance(outputs, jax.Array) or not outputs.size:
     raise UserError("must return one array of at least one number", field="fn")

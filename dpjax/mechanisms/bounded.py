@@ -35,7 +35,7 @@ class _Clipped:
   upper: float
 
   def _shares(self, values: jax.Array) -> jax.Array:
-    """Clips `values` [n] and returns their relative positions in [lower, upper]: 0 to 1, [n]."""
+    """Clips `values` [n] into [lower, upper], and maps them linearly to [0, 1], [n]."""
     numbers = finite.array("values", values)
     if numbers.ndim != 1:
       raise UserError(f"must have shape [n], not {numbers.shape}", field="values")
@@ -199,7 +199,7 @@ class Histogram:
 
 @dataclasses.dataclass(frozen=True)
 class Quantile(_Clipped):
-  """The `quantile` of numbers clipped into [lower, upper], by the exponential mechanism.
+  """Private `quantile` of numbers clipped into [lower, upper], by the exponential mechanism.
 
   A point of [lower, upper] with k of the n values below it has a density proportional to
   exp(-|k - quantile * n| / scale).

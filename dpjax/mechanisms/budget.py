@@ -33,8 +33,8 @@ class ShardCharge:
   """A charge for the records of one shard.
 
   Args:
-    records: range or other collection of integers, the indices of the shard's records. Whether a
-      record is in it must not depend on other records; see `BudgetLedger.spend_parallel`.
+    records: range or other collection of integers, the indices of the shard's records. They must
+      not depend on the contents of other records; see `BudgetLedger.spend_parallel`.
   """
 
   records: Iterable[int]

@@ -25,7 +25,7 @@ from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 MAX_CHANNELS = 2**20
-# Added to variances, as in the paper's code.
+# This number is added to variances, as in the paper's code.
 VARIANCE_FLOOR = 1e-5
 
 

@@ -172,7 +172,7 @@ def _classes(labels: ArrayLike) -> np.ndarray:
 def _rows(chunk: ArrayLike, most: int, width: int | None) -> np.ndarray:
   """Returns a chunk as float64 [n, width], with n <= `most`.
 
-  `width` is None for the first chunk, which may have any. Later chunks must have the same width.
+  `width` is None for the first chunk, which may have any width. Later chunks must have the same.
   """
   # With one memory layout, a row's norm is rounded in the same way for every kind of array.
   rows = np.asarray(finite.array("rows", chunk), np.float64, order="C")

@@ -60,7 +60,7 @@ def _kind(value: Any) -> str:
 
 
 def array(name: str, value: Numbers) -> Any:
-  """Returns `value` as a NumPy or JAX array of real numbers; raises UserError if it is none.
+  """Returns `value` as a NumPy or JAX array; raises UserError unless it holds real numbers.
 
   >>> array("value", "three")
   Traceback (most recent call last):
@@ -139,8 +139,8 @@ def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.A
 def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]:
   """Splits `value` into floats (high, low) whose sum is exact; noise of `scale` is added to low.
 
-  A float of a type that JAX has becomes low, and high is 0. Raises UserError for NaN or infinity,
-  and for 64-bit numbers that are too large for float32 beside noise of this scale. That error
+  A float of a type that JAX can hold becomes low, and high is 0. Raises UserError for NaN, infinity
+  and 64-bit numbers that are too large for float32 beside noise of this scale. The last error
   itself reveals something of the value: keep values within public bounds, or enable x64.
 
   >>> high, low = pair("value", np.array([2**24 + 1]), 1.0)

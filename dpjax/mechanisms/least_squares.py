@@ -192,15 +192,15 @@ class LeastSquares:
 
   @property
   def l2_sensitivity(self) -> float:
-    """Returns the largest L2 change of the module's vector v by one record, in its relation."""
+    """Returns the largest L2 change of the vector v, which the module defines, by one record."""
     return joint_sensitivity(self.moment_weight, self.neighboring_relation)
 
   @property
   def stds(self) -> tuple[float, ...]:
     """Returns the standard deviations of the noise, in units of the clip norms.
 
-    The first is that of entries of x y^T. If x x^T is released, two more follow: of its diagonal,
-    and of its other entries.
+    The first one is for entries of x y^T. If x x^T is released, two more follow: for the diagonal
+    of x x^T, and for its other entries.
     """
     std = float(self.noise_multiplier) * self.l2_sensitivity
     if not self.moment_weight:
@@ -444,7 +444,7 @@ def noisy_sums(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
 
 
 def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
-  """Returns `sums` [m] with the mechanism's noise, one release for each of n keys: [n, m]."""
+  """Returns `sums` [m] * 2^-38 with the mechanism's noise of each of n keys, [n, m]."""
   parts, unit = _parts(sums, std)
   with jax.enable_x64(True):
     drawn = _noised_blocks(keys, *parts, std / unit)

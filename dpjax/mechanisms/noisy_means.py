@@ -29,8 +29,8 @@ from dpjax.validate import UserError, Verbatim
 # Public range in which private medians are searched: [0, LARGEST_NORM].
 LARGEST_NORM = 64.0
 HUGE = 1e30
-# Number of examples in a chunk. It is smaller if their vectors would together have more than 2^24
-# entries.
+# Number of examples in a chunk. It is smaller if the vectors of so many examples would have more
+# than 2^24 entries together.
 _CHUNK = 1000
 _CHUNK_ENTRIES = 2**24
 # Spacing of a clipped vector's entries, in clip norms.
@@ -81,7 +81,7 @@ class NoisyMeans(abc.ABC):
     object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.positive(noise_multiplier=self.total_noise_multiplier)
-    # Raise if the noise or the median is out of range.
+    # These properties raise if the noise or the median is out of range.
     _ = self._sums, self._median
 
   def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
@@ -156,7 +156,7 @@ class NoisyMeans(abc.ABC):
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
     """Returns statistics of `x`, in which each field is computed from earlier fields of `before`.
 
-    So a test of one sum can fix the releases before that sum.
+    So a test of one sum can keep earlier releases constant.
     """
 
   def noisy_totals(self, released: Any) -> list[np.ndarray]:

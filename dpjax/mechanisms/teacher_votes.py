@@ -144,7 +144,7 @@ class ConfidentGNMax:
     for_check, for_label = jax.random.split(key)
     largest = finite.array("counts", counts).max(axis=-1)
     noisy = self._check(for_check, largest)
-    # Clipped to the range of the float type, since a threshold beyond it would overflow.
+    # The threshold is clipped to the range of the float type, since it could overflow.
     most = float(jnp.finfo(noisy.dtype).max)
     agree = noisy >= min(max(float(self.threshold), -most), most)
     # Labels are computed for all queries, and returned only if the check succeeded.
@@ -197,7 +197,7 @@ def std_for(
       field="check_std",
       value=check_std,
     )
-  # Slightly more noise than the exact answer, since accountants round epsilon up.
+  # The result is slightly larger than the exact answer, since accountants round epsilon up.
   return _MARGIN * math.sqrt(2 * num_answers / (mu_squared - of_checks))
 
 

@@ -43,7 +43,7 @@ MAX_SIDE = 1024
 _TINY = 1 / HUGE
 # Edges of the bins from which a private clip norm is chosen. Adjacent edges differ by 4.4 %.
 _EDGES = (2.0 ** (np.arange(-320, 321) / 16)).astype(np.float32)
-# Product in full float32 precision: accelerators by default round inputs to fewer bits.
+# Matrix product in full float32 precision. By default accelerators round inputs to fewer bits.
 _product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -98,8 +98,9 @@ class Whitening(NoisyMeans):
     clip_norms: public norms (of the first five fields of `Spread`, in order), or () for private
       ones.
     num_directions: number of coordinates whose covariance is released; at most P * C.
-    floor_rank: variances above the one of this rank are scaled down to it. If an example has fewer
-      features than this rank, the smallest variance is used.
+    floor_rank: rank, from the largest variance on, of the floor: all larger variances are scaled
+      down to it. If an example has fewer features than this rank, the smallest variance is the
+      floor.
 
   Guarantee: as that of `ChannelStatistics`, but for five sums. The vectors of a sum may depend on
   earlier releases: adaptive composition of Gaussian mechanisms is exact (Dong, Roth and Su 2019,
@@ -140,7 +141,7 @@ class Whitening(NoisyMeans):
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
     """Returns the spread of `x`, in which each field is computed from earlier fields of `before`.
 
-    So a test of one sum can fix the releases before that sum.
+    So a test of one sum can keep earlier releases constant.
     """
     key = self.own_key(key)
     examples = _examples(x)
