@@ -28,8 +28,8 @@ from dpjax.accounting.text import lower, upper
 from dpjax.accounting.trade_off import pairs_of
 from dpjax.validate import UserError
 
-# Numbers of epsilons in the coarse search for the best bound, and in the fine search around the
-# best epsilon of the coarse one.
+# Numbers of epsilons in the coarse search for the best bound, and in the fine search around its
+# result.
 _COARSE = 257
 _FINE = 65
 # Largest epsilon tried: e^-40 is below the rounding of a rate.

@@ -58,7 +58,7 @@ class Counting(TypedDict, total=False):
 _PLD_ROUNDING = (1e-13, 1e-16)  # (once, per composed step)
 # Largest interval of the grid of privacy losses, unless the losses are huge.
 _INTERVAL = 4e-4
-# If losses need a wider interval than this, epsilon is reported as infinite: a finite epsilon would
+# If losses need a wider interval than this, epsilon is reported as infinite. A finite epsilon would
 # be too large to be useful.
 _WIDEST = 100.0
 # Largest number of points of one step's grid, and of the composed grid: a bound on memory.
@@ -176,8 +176,8 @@ def loss_distribution(
 ) -> tuple[pld_lib.PrivacyLossDistribution, float] | None:
   """Returns an event's privacy loss distribution, and a bound on the rounding error of its delta.
 
-  Returns None if there is no distribution: for RDP, for an event without parts, for losses so large
-  that epsilon is infinite, or if a replaced record counts as one removed and one added.
+  Returns None for RDP, for an event without parts, and for losses so large that epsilon is
+  infinite. It also returns None if a replaced record is accounted as one removed and one added.
   Raises UserError if the accountant has no analysis of this sampler under this relation.
 
   >>> pld, rounding = loss_distribution(dpa.GaussianDpEvent(2.0))
@@ -212,8 +212,8 @@ def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> 
   raw = merged_parts(event)
   if dpa.NonPrivateDpEvent() in raw:
     return math.inf
-  # The parts are checked first, so that an error says that a part has no rho, rather than that it
-  # has no accountant.
+  # The parts are checked first, so that an error is about a missing rho, not about a missing
+  # accountant.
   for part in raw:
     kind_of(part).zcdp(part)
   steps = accountable(event, neighboring_relation)

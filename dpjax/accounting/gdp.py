@@ -36,8 +36,8 @@ def approximate(
 ) -> Approximation:
   """Returns an epsilon of `event` at `delta` by Gaussian DP; NOT a bound if sampling is used.
 
-  Raises UserError for a part that is neither a Gaussian nor a Poisson-sampled Gaussian, or for a
-  relation under which the part's sampler has no analysis.
+  Raises UserError for a part that is neither a Gaussian nor a Poisson-sampled Gaussian. It also
+  raises UserError for a relation under which the part's sampler has no analysis.
 
   >>> approximate(dpa.GaussianDpEvent(2.0), delta=1e-5).epsilon_kind
   'proved'

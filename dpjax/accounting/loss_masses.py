@@ -31,7 +31,7 @@ class LossMasses(NamedTuple):
     """Returns a function that gives delta at any epsilons >= 0. Its sums are computed once.
 
     Guarantee: delta is never below the hockey-stick divergence of these masses (Koskela et al.
-    2020), since a bound on the rounding of the sums is added.
+    2020). A bound on the rounding of the sums is added.
 
     >>> half = LossMasses(interval=1.0, lowest=-1, probs=np.array([0.5, 0, 0.5]), infinity_mass=0)
     >>> half.profile()([0.0, 2.0]).round(4)  # .5 (1 - e^-1)

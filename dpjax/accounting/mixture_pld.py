@@ -24,8 +24,8 @@ _NEWTON = 100
 # for all other losses.
 _KNOT_DISTANCE = 256
 _MOST_COUNTS = 256
-# If a binomial has more numbers of successes than this, its largest numbers, whose total chance is
-# at most `_RARE`, are merged into one.
+# If a binomial has more numbers of successes than this, its largest numbers are merged into one.
+# The total chance of these numbers is at most `_RARE`.
 _FEW = 16
 _RARE = 1e-25
 _LARGEST_PAIR = 50.0

@@ -196,8 +196,9 @@ class _MinSep(NamedTuple):
     return self._log_ratio(outputs)
 
   def _first(self) -> np.ndarray:
-    """Returns the chance of each step 0, .., min_sep - 1 to be the first in which an example may
-    take part, [min_sep], if sampling began long before."""
+    """Returns, for each step 0, .., min_sep - 1, the chance that an example is first free there.
+
+    A free example may take part. Sampling is assumed to have begun long before step 0."""
     rate = self.prob / (1 + (self.min_sep - 1) * self.prob)
     chances = np.full(self.min_sep, rate)
     chances[0] = 1 - (self.min_sep - 1) * rate
@@ -214,8 +215,8 @@ class _MinSep(NamedTuple):
   def _log_ratio(self, outputs: np.ndarray) -> np.ndarray:
     """Returns the log of the likelihood ratio, a sum over all sets of steps: [number].
 
-    Each set is weighted by its chance. waiting[t % min_sep] holds the sum over sets after which the
-    example may take part again at step t. Columns of one set share no row, so factors of steps
+    Each set is weighted by its chance. `waiting[t % min_sep]` holds the sum over sets after which
+    the example may take part again at step t. Columns of one set share no row, so factors of steps
     multiply. With little noise a factor may exceed float64, so logarithms are added."""
     bands, steps = self.columns.shape
     # At sampling_prob 1 an example takes part whenever it may, so log(1 - sampling_prob) is -inf.

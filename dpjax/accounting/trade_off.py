@@ -88,9 +88,9 @@ class TradeOff(NamedTuple):
 
     It is the smallest mu that the search proves from the pairs; inf means that they prove none.
 
-    Guarantee: an upper bound. Delta is convex in e^epsilon, so between two pairs delta is below
-    their chord, and the delta of a Gaussian is above its tangents. The slack must be above 0, since
-    the pairs end at a largest epsilon.
+    Guarantee: an upper bound. Delta is convex in e^epsilon, so delta is below the chord between two
+    pairs. The delta of a Gaussian is above its tangents. The slack must be above 0, since the pairs
+    end at a largest epsilon.
     """
     validate.open_unit(slack=slack)
     enough = np.flatnonzero(self.deltas <= slack)
@@ -135,8 +135,8 @@ class TradeOff(NamedTuple):
     # At this rate the flattest line reaches a false negative rate of 0.
     corners.append(float(1 - deltas[-1]))
     alphas = np.unique(np.clip(corners, 0.0, 1.0))
-    # Rates at the corners come from the hull's lines alone. With the lines that are left out, a
-    # corner could lie so high that straight lines to this corner would be no proved bound.
+    # Rates at the corners come from the hull's lines alone. The lines that are left out could put a
+    # corner so high that a straight line to this corner would be no proved bound.
     hull = TradeOff(np.log(odds), deltas)
     return alphas, np.clip(1 - hull.true_positive_rate(alphas), 0.0, 1.0)
 

@@ -35,8 +35,8 @@ CURVE = "trade_off.csv"
 LOSSES = "privacy_loss.npz"
 _HEADER = ("alpha", "beta")
 _FIELDS = ("discretization", "lower_loss", "probs", "infinity_mass")
-# Limits on a file that is read: rows of a curve, masses of one direction, unpacked bytes of an npz,
-# and bytes of a text.
+# Limits on a file that is read: rows of a curve, masses of one direction, bytes of an unpacked npz,
+# bytes of a text.
 _MOST_ROWS = 10**6
 _MOST_MASSES = 10**7
 _MOST_BYTES = 2**30
@@ -62,9 +62,9 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
   """Returns false positive rates and the least false negative rate at each, [k] and [k].
 
   Raises:
-    UserError: the file cannot be read; its header differs; an entry is no number in [0, 1]; the
-      alphas do not rise from 0 to 1; or no mechanism has such betas: they rise, are above
-      1 - alpha, or are not convex.
+    UserError: the file cannot be read, has another header, or has an entry that is no number in
+      [0, 1]. Or the alphas do not rise from 0 to 1. Or no mechanism has such betas: they rise, are
+      above 1 - alpha, or are not convex.
 
   >>> import tempfile
   >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
@@ -147,8 +147,9 @@ def read_losses(path: str | os.PathLike) -> pld_lib.PrivacyLossDistribution:
   """Returns the privacy loss distribution in a file. It composes with others of equal interval.
 
   Raises:
-    UserError: no such file, no npz, other entries, NaN, negative masses, masses whose sum is
-      not 1, or losses that would cancel losses of another distribution in a composition.
+    UserError: there is no such file, it is no npz, or it has other entries. Or masses are NaN or
+      negative, or their sum is not 1. Or losses would cancel losses of another distribution in a
+      composition.
 
   Guarantee: a composition with another distribution has a delta of at least that distribution's.
 
@@ -250,9 +251,9 @@ def _lifted(masses: LossMasses, place: str) -> LossMasses:
   """Returns masses that never lower the cost of a mechanism with which they are composed.
 
   For a mechanism's pair P and Q, sum p e^-loss is the mass that Q has where P has mass, so this sum
-  is at most 1. If it is more, losses below 0 cancel losses of other mechanisms: with a mass of 1 at
-  -20 a run of epsilon 10 would seem to cost nothing. Otherwise nothing is cancelled, by Jensen's
-  inequality: delta of the other mechanism is convex in e^epsilon, and falls.
+  is at most 1. If the sum is more, losses below 0 cancel losses of other mechanisms. For example,
+  with a mass of 1 at -20 a run of epsilon 10 would seem to cost nothing. Otherwise nothing is
+  cancelled, by Jensen's inequality: delta of the other mechanism is convex in e^epsilon, and falls.
 
   The Fourier transform leaves masses of about 1e-18 at losses as low as -40, where e^-loss is e^40.
   The lowest masses are lifted to loss 0, which is pessimistic, until the sum is small enough.

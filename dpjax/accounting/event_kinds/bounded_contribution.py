@@ -15,9 +15,9 @@ from dpjax.accounting.proved import ZERO, Proved
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
-# Largest number of a user's records, if more than one is drawn on average: the accounting holds
-# a chance for each number of drawn records. With a mean of at most 1, m drawn records have a chance
-# of at most 1 / m!, so fewer than 171 chances are held, however many records the user owns.
+# Largest number of a user's records, if more than one is drawn on average. The accounting holds a
+# chance for each number of drawn records. With a mean of at most 1, m drawn records have a chance
+# of at most 1 / m!. So fewer than 171 chances are held, however many records the user owns.
 _MOST_RECORDS = 256
 _MOST_AT_MEAN_ONE = 2**63 - 1
 

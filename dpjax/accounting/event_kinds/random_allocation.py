@@ -76,8 +76,8 @@ class RandomAllocationKind(EventKind[RandomAllocationDpEvent]):
 
     return allocation_pld(part.num_steps, part.noise_multiplier, interval=interval)
 
-  # A pass of T steps has about the loss of one step on a sample of probability 1 / sqrt(T), since
-  # the pass's Renyi divergence of order 2 is log(1 + (e^(1 / z^2) - 1) / T).
+  # A pass of T steps has a Renyi divergence of order 2 of log(1 + (e^(1 / z^2) - 1) / T). So its
+  # loss is about that of one step on a sample of probability 1 / sqrt(T).
   def renyi_two(self, part: RandomAllocationDpEvent) -> float:
     noise = self.unamplified(part)
     return amplified(kind_of(noise).renyi_two(noise), (part.num_steps**-0.5) ** 2)

@@ -31,9 +31,9 @@ class TruncatedPoissonKind(EventKind[dpa.TruncatedSubsampledGaussianDpEvent]):
   p = q E[B / (K + 1) | K >= B], in the place of y. Given (T, y), the outputs of the two neighbours
   are (1 - p) N(0) + p N(u), with ||u|| <= 2 C, and
   (1 - p) N(0) + p N(v), with ||v|| <= C and ||u - v|| <= C. By advanced joint convexity
-  (Balle, Barthe, Gaboardi 2018, theorem 2) their hockey-stick divergence is, in both
-  directions and at every order >= 1, at most p times that of two Gaussians 2 C apart, hence
-  at most that of (1 - p) N(0) + p N(2 C) and (1 - p) N(0) + p N(-2 C). The
+  (Balle, Barthe, Gaboardi 2018, theorem 2) their hockey-stick divergence is at most p times
+  that of two Gaussians 2 C apart, in both directions and at every order >= 1. So it is at
+  most that of (1 - p) N(0) + p N(2 C) and (1 - p) N(0) + p N(-2 C). The
   accounting reveals whether K >= B, so it mixes the two pairs. dp_accounting builds the same
   mixture (arXiv:2508.15089).
   """
