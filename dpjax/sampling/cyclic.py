@@ -25,7 +25,7 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
   """Every pass takes the same batches in the same order; the batches partition the examples.
 
   The order is a permutation drawn once from the seed. It may be public, since no amplification is
-  claimed for it. There is no proof under add_or_remove_one: batches are cut from an order of ALL
+  claimed for it. There is no proof under add_or_remove_one. Batches are cut from an order of ALL
   examples, so one more example moves other examples to other steps.
 
   Args:

@@ -37,8 +37,8 @@ class KOutOfTSampler(PassSampler, PaddedSampler):
   (`dpjax.accounting.event_kinds.k_out_of_t`). So it costs as much as these passes. If `selected`
   divides `steps_per_pass`, choose `RandomAllocationSampler`, whose passes are shorter.
 
-  A pass that stops early costs as much as a whole pass. A smaller event would hold only if
-  no output decides when the pass stops, and would not be a sum of the costs of steps.
+  A pass that stops early costs as much as a whole pass. A smaller event would hold only if no
+  output decides when the pass stops. It would not be a sum of the costs of steps.
 
   Args:
     steps_per_pass: number t of steps of a pass.
@@ -141,7 +141,7 @@ class _Pass:
       if place < self._next - 1:
         self._begin()
       while self._next <= place:
-        # Selection sampling (Knuth, volume 2, algorithm S): a step is taken with probability
+        # This is selection sampling (Knuth, volume 2, algorithm S). A step is taken with chance
         # (steps of the set that are left) / (steps of the pass that are left). Then every set is
         # equally likely. Only integers are compared, so rounding favours no set.
         remaining = self._steps - self._next

@@ -41,7 +41,7 @@ def _renewals(
   times = -(-num_steps // min_sep)
   waits = rng.geometric(prob, (times, num_examples)) - 1
   rate = _rate(prob, min_sep)
-  # Step 0 is drawn as if sampling had always run: an example rests with chance
+  # Step 0 is drawn as if sampling had always run. An example rests with chance
   # (min_sep - 1) * rate, and every remaining time of rest is equally likely.
   locked = rng.random(num_examples) < (min_sep - 1) * rate
   lock = rng.integers(1, max(min_sep, 2), num_examples)

@@ -402,7 +402,7 @@ class PassSampler(Sampler):
   """Base class of samplers whose passes are accounted as a whole, each at its first step.
 
   `event` returns the event of a whole pass. So a run may stop anywhere in a pass, even because of
-  what it has released; a pass that has begun costs as much as a finished one. A subclass has a
+  what it has released. A pass that has begun costs as much as a finished pass. A subclass has a
   field `steps_per_pass`, or overrides `steps_per_event`.
   """
 
