@@ -229,8 +229,8 @@ def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.nd
   """Draws int64 [shape] of Skellam noise: differences of two Poisson draws of mean variance / 2.
 
   Sums of independent Skellam variables are Skellam again, so clients may add the noise in shares.
-  The variance may be at most 2^32. NumPy's sampler works in float64, and for far larger variances
-  its draws would not cover the low bits of the numbers they are added to.
+  The variance may be at most 2^32, since NumPy's sampler works in float64. For far larger variances
+  draws would not cover the low bits of the numbers to which they are added.
 
   >>> skellam(np.random.default_rng(0), (2, 3), variance=0.5).shape
   (2, 3)
@@ -248,8 +248,9 @@ def rounded_norm_bound(l2_norm: float, *, dim: int, beta: float = BETA) -> float
   """Returns a bound on the L2 norm of a vector of norm `l2_norm` after `round_randomly`.
 
   In R^d, on a grid of step 1, the bound is the smaller one of l2 + sqrt(d) and
-  sqrt(l2^2 + d / 4 + sqrt(2 ln(1 / beta)) (l2 + sqrt(d) / 2)) (Kairouz, Liu and Steinke 2021,
-  arXiv:2102.06387, proposition 22). Account for noise with this sensitivity, not with `l2_norm`.
+  sqrt(l2^2 + d / 4 + sqrt(2 ln(1 / beta)) (l2 + sqrt(d) / 2)). The source is proposition 22 of
+  Kairouz, Liu and Steinke 2021, arXiv:2102.06387. Account for noise with this sensitivity, not with
+  `l2_norm`.
 
   Args:
     l2_norm: L2 norm before rounding, in steps of the grid.

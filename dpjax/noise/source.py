@@ -394,8 +394,8 @@ def snap(tree: ArrayTree, step: float) -> Any:
 
   The result is exact. A number beyond 2^23 steps in float32, 2^52 in float64, is a multiple already
   and is kept. All halves go up, so that equally many floats round to each multiple. With halves to
-  even, every second multiple would get one more float at each end, and which multiple a sum hits
-  would reveal something of its last bits.
+  even, every second multiple would get one more float at each end. Then the multiple of a sum would
+  reveal something of the sum's last bits.
 
   >>> snap(jnp.array([0.26, -0.3, 1e30]), 0.25)
   Array([ 2.5e-01, -2.5e-01,  1.0e+30], dtype=float32)

@@ -23,7 +23,7 @@ from dpjax.types import Array
 from dpjax.validate import UserError
 
 _NAME = "threefry2x32"
-# Rotations of the rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four
+# Rotations of the rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Four
 # rounds rotate by the first row, the next four by the second row, and so on.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _GROUPS = 5
