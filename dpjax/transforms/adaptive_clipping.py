@@ -62,7 +62,7 @@ class AdaptingClip(gradients.Flat):
 
   def query(self, summed: ClippedSum, mask: Any = None) -> jax.Array:
     """Returns the query without noise, a sum over rows: [] or [k]. Queries of parts of a batch
-    add up to that of the batch."""
+    add up to the query of the batch."""
     raise NotImplementedError
 
   def query_unit(self, std: float, normalize_by: float) -> float:

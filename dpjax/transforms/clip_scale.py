@@ -35,7 +35,7 @@ class ScaledState(NamedTuple):
   steps: jax.Array  # int32, so far
 
   def beside_noise(self) -> dict[str, Any]:
-    """Returns the numbers that the noise's checksum covers; see `beside_noise`."""
+    """Returns the numbers that the noise's checksum covers (`dpjax.transforms.beside_noise`)."""
     return {"scale": self.scale, "steps": self.steps}
 
 
@@ -52,7 +52,7 @@ def unscaled(
   updates: PerExampleGrads | ClippedSum, scale: jax.Array
 ) -> PerExampleGrads | ClippedSum:
   """Divides stacked gradients by s_t. Returns a ClippedSum as it is, since its loss was divided."""
-  # Checked here, since the division turns integers into floats, which later checks accept.
+  # Types are checked first, since the division turns integers into floats, which pass later checks.
   arrays = check_updates(updates, None)
   if isinstance(updates, ClippedSum):
     return updates

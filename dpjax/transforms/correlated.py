@@ -53,7 +53,7 @@ def clip_and_correlated_noise(
   sampler.
 
   Raises:
-    UserError: as `clip_and_noise`; a schedule whose length is not `num_steps`; a step beyond them.
+    UserError: as `clip_and_noise`; a schedule whose length is not `num_steps`; too many steps.
 
   >>> import jax.numpy as jnp
   >>> from dpjax.gradients import stacked

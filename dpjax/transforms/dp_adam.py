@@ -59,7 +59,7 @@ def scale_by_dp_adam(
     validate.non_negative(noise_std=std)
 
   def init_fn(params) -> DpAdamState:
-    # Two separate trees, since a donated state must not hold one buffer twice.
+    # The two trees are separate, since a donated state must not hold one buffer twice.
     zeros = lambda: jax.tree.map(jnp.zeros_like, params)
     return DpAdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
 

@@ -77,7 +77,7 @@ class ScalingState(NamedTuple):
   floor: jax.Array  # float32: of the transform, so that a state alone gives s_t
 
   def beside_noise(self) -> dict[str, Any]:
-    """Returns the numbers that the noise's checksum covers; see `beside_noise`."""
+    """Returns the numbers that the noise's checksum covers (`dpjax.transforms.beside_noise`)."""
     return {"mean_squares": self.mean_squares, "floor": self.floor}
 
 

@@ -45,12 +45,12 @@ _MOST_SLOTS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class SlackClipping(AdaptingClip):
-  """Rule of a `Clip` whose norm follows the slack, the distance of gradients' norms below it.
+  """Rule of a `Clip` whose norm follows the slack: the clip norm minus the gradients' norms.
 
   The rule costs as much as flat clipping at the same noise multiplier.
 
   Args:
-    num_slots: number K of coordinates of the slack. `slots_for` is the paper's choice.
+    num_slots: number K of coordinates of the slack. `slots_for` computes the paper's choice.
     learning_rate: eta of the geometric update.
     clipped_share: beta, the target share of norms above C while few norms are near zero.
     expected_batch_size: public number by which the slack is divided; None for `normalize_by`.
