@@ -286,7 +286,7 @@ class ExposureBound:
       raise UserError("must be finite", field="bits", value=bits)
     if bits <= 0:
       return 1.0
-    # The rank is whole; 1e-9 forgives the rounding of a power of 2.
+    # The rank is a whole number; the factor 1 + 1e-9 undoes the rounding of a power of 2.
     rank = math.floor(2.0 ** (math.log2(self.num_secrets) - bits) * (1 + 1e-9))
     # No rank is below 1, so no exposure is above log2(num_secrets).
     return float(self._reached(np.array([rank]))[0]) if rank else 0.0

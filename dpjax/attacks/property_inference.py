@@ -197,7 +197,7 @@ def infer_property(
       raise UserError(f"must be finite features, below {_HUGE:g}", field=name)
   center = known.mean(axis=0)
   scale = known.std(axis=0)
-  # A feature without spread carries no information, and would divide by 0.
+  # A feature without spread carries no information, and its scale must not be 0.
   scale = np.where(scale > 0, scale, 1.0)
   meta = linear_model.LogisticRegression(C=1 / l2, max_iter=5000)
   meta.fit((known - center) / scale, kinds)

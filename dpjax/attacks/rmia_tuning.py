@@ -129,7 +129,7 @@ def rmia_tuned(
 def _games(evidence: Evidence, offline: bool) -> Iterator[tuple[Evidence, np.ndarray]]:
   """Yields (evidence, members) with each usable shadow as the target."""
   for target, members in enumerate(evidence.included):
-    # A shadow on the complement reveals the members. No real attacker has such a shadow.
+    # A shadow that was trained on all other records reveals the members. No real attacker has one.
     kept = ~np.all(evidence.included == ~members, axis=1)
     kept[target] = False
     included = evidence.included[kept]

@@ -301,7 +301,7 @@ def _files(
 ) -> list[pathlib.Path | None]:
   if directory is None:
     return [None] * len(rows)
-  # A file's name covers everything that determines its scores, except functions.
+  # A file's name is a digest of everything that determines its scores, except functions.
   whole = f"dpjax shadow {name!r} {seed} ".encode() + digest(records)
   names = [
     hashlib.sha256(whole + f" {index} ".encode() + row.tobytes()).hexdigest()[:32]

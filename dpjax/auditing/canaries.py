@@ -32,11 +32,11 @@ from dpjax.data import Dataset
 from dpjax.types import Example, HostArray, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
-# "sums" is for a separate kind of canaries: see `gradient_canaries`.
+# The score "sums" is only for canaries of the kind "gradient"; see `gradient_canaries`.
 SCORES = ("loss", "gradient", "sums")
 # Part of the seed that separates the coins from other uses of the same seed.
 _STREAM = 0x0CA9A21E5
-# Number of canaries scored at a time.
+# Number of canaries that are scored at a time.
 _CHUNK = 256
 
 
@@ -239,7 +239,7 @@ def gradient_scores(
     rows = [g.reshape(g.shape[0], -1) for g in jax.tree.leaves(grads)]
     flat = jnp.concatenate(rows, axis=1)
     total = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
-    # A canary without a gradient has no direction to move along.
+    # A canary without a gradient has no direction to move along, so its score is 0.
     return flat @ total / jnp.maximum(jnp.linalg.norm(flat, axis=1), 1e-30)
 
   return split_scores(_values(along, canaries.examples), canaries)
