@@ -253,7 +253,7 @@ class _Reader:
     self.counted = functools.cache(self._counted)
 
   def _counted(self, name: str) -> ProgramCounts:
-    """Returns the counts of a computation that runs by itself."""
+    """Returns the counts of a computation, with those of the computations that it calls."""
     computation = self.computations[name]
     total = ProgramCounts()
     for each in computation.instructions.values():
@@ -381,7 +381,7 @@ class _Reader:
     return count, narrow
 
   def _traffic(self, computation: _Computation, each: _Instruction) -> float:
-    """Returns the bytes of device memory that an instruction reads and writes."""
+    """Returns the number of bytes of device memory that an instruction reads and writes."""
     inner = None
     if each.opcode == "fusion":
       (name,) = each.called("calls")

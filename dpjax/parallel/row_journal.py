@@ -119,7 +119,7 @@ class Journal:
           done += os.pwrite(file, record[done:], slot * self.row_bytes + done)
       finally:
         os.close(file)
-      # Counted after the write, so that after an error (a full disk) the next row uses this place.
+      # The row is counted after its write: if the disk is full, the next row uses this place.
       self._rows[self._open] += 1
       self._unsynced.add(self._open)
       places.append((self._open, slot))

@@ -161,12 +161,12 @@ class Encoding:
     return Encoded(jax.tree.map(integers, messages), _unsigned(whole))
 
   def add(self, encoded: Encoded) -> Encoded:
-    """Sums over the leading axis; every order gives the same bits."""
+    """Sums over the leading axis, modulo 2^32. Every order gives the same bits."""
     total = lambda leaf: jnp.sum(leaf, axis=0, dtype=jnp.uint32)
     return jax.tree.map(total, encoded)
 
   def mean(self, total: Encoded) -> Any:
-    """Returns the weighted mean [*p] float32; 0 where nobody counted.
+    """Returns the weighted mean [*p] float32; 0 if no client counted.
 
     >>> encoding = Encoding(max_clients=2, largest_value=1.0, bits=8)
     >>> messages = jnp.array([[0.5, -1.0], [jnp.nan, 0.0]])

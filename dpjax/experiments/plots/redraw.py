@@ -78,8 +78,8 @@ def plot(
     Notes about rows that were not drawn.
 
   Raises:
-    UserError: a file is no CSV file or has no rows, a column or suffix is unknown, a cell cannot be
-      drawn, or x and y are missing for a file that dpjax did not write.
+    UserError: a file is no CSV file, or has no rows; a column or suffix is unknown; a cell cannot
+      be drawn; or x and y are missing for a file that dpjax did not write.
   """
   if not paths:
     raise UserError("must name at least one CSV file", field="csv", value="")

@@ -80,7 +80,7 @@ class DataOwner:
 
   Args:
     x: [n, d] features. Each column is standardised by its mean and standard deviation.
-    y: [n] targets, standardised likewise.
+    y: [n] targets, standardised in the same way.
 
   Raises:
     UserError: shapes that are not the plan's, a column that is constant but for rounding, NaN,

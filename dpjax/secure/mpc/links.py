@@ -128,7 +128,7 @@ class SocketLink:
   Args:
     connection: open socket; this object closes it.
     me, peer: "party 0", "party 1" or "dealer".
-    token: >= 16 bytes that both were given over another channel; who lacks it cannot take part.
+    token: >= 16 bytes that both got over another channel. Without them nobody can take part.
     topic: text that says what both are about to do; a peer with another topic is refused.
     timeout: longest time in seconds that the peer may be silent, computing included.
     patience: longest time in seconds of the peer's whole greeting, if below `timeout`; None:

@@ -177,7 +177,7 @@ class OutputNoise:
     """s with rate / n = 2^-s. A step divides by 2^s, by truncation."""
     validate.positive(learning_rate=self.rate)
     exponent = math.log2(self.num_rows / self.rate)
-    # A rate near 0 has an infinite quotient.
+    # With a rate near 0 the quotient num_rows / rate, and so the exponent, is infinite.
     fits = exponent < math.inf and 0 <= exponent + self.frac_bits <= 62
     if self.learning_rate is None and not fits:
       # The rate is about 2 / (R^2 + 2 l), so the error names the field of the larger term.
@@ -506,5 +506,5 @@ def bounded_rows(
 
 
 def secret_generator() -> np.random.Generator:
-  """Returns a generator (Philox) from the operating system's entropy; its key has 128 bits."""
+  """Returns a Philox generator with a key of 128 bits from the operating system's entropy."""
   return np.random.Generator(np.random.Philox(secrets.randbits(256)))

@@ -78,7 +78,10 @@ class Recipe:
     return 0.5 if self.output == "linear" else 0.0
 
   def shift(self, batch_size: int) -> int:
-    """Returns s with learning_rate / batch_size = 2^-s."""
+    """Returns s with learning_rate / batch_size = 2^-s.
+
+    Raises UserError unless s is an integer in [0, 24].
+    """
     validate.integer_at_least(1, batch_size=batch_size)
     exponent = math.log2(batch_size / self.learning_rate)
     if exponent != round(exponent) or not 0 <= exponent <= 24:

@@ -303,7 +303,7 @@ def public_leaves(args: tuple, argnums: Sequence[int]) -> tuple[bool, ...]:
 
 
 def num_bytes(share: Any) -> int:
-  """Returns the bytes of one party's share of one array, as sent."""
+  """Returns the number of bytes of one party's share of one array, as sent."""
   return len(share.meta) + sum(map(len, share.share_chunks))
 
 

@@ -258,7 +258,7 @@ class CommitteeTerms:
 
   @property
   def share_bytes(self) -> int:
-    """Bytes of one share of a vector, and of a sum of shares."""
+    """Number of bytes of one share of a vector, and of a sum of shares."""
     words = galois_shares.share_words(
       self.length, num_shares=self.num_members, packed=self.packed
     )
@@ -271,7 +271,7 @@ class CommitteeTerms:
 
 
 def record_bytes(terms: CommitteeTerms, kind: str) -> int:
-  """Returns the bytes of one record in a message of this kind."""
+  """Returns the number of bytes of one record in a message of this kind."""
   return {
     "keys": KEY_BYTES,
     "roster": KEY_BYTES,

@@ -197,7 +197,7 @@ def inverted(units: np.ndarray) -> np.ndarray:
     inverse = multiplied(inverse, power)
   two = np.zeros(degree, np.uint64)
   two[0] = 2
-  # Hensel: each step doubles the number of bits that are right, from 1 to 64.
+  # By Hensel's lemma each step doubles the number of right bits, from 1 to 64.
   for _ in range(6):
     inverse = multiplied(inverse, two - multiplied(units, inverse))
   return inverse

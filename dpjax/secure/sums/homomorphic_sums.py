@@ -250,7 +250,7 @@ class BfvSum(SumSettings):
     modulus = next(
       m for most, (_, m) in BFV_PARAMETERS.items() if len(decrypted.survivors) <= most
     )
-    # SEAL returns residues around 0, but the sum is not negative.
+    # SEAL returns residues around 0. A sum is not negative, so they are moved to [0, modulus).
     for shift, row in zip(shifts, decrypted.rows):
       total += np.mod(row, modulus).astype(np.uint64) << np.uint64(shift)
     # The conversion reduces the total modulo 2^bits.

@@ -45,7 +45,7 @@ class Message(NamedTuple):
 
 
 def size(count: int, record_bytes: int) -> int:
-  """Returns the bytes of a message with `count` records of `record_bytes` bytes each.
+  """Returns the number of bytes of a message with `count` records of `record_bytes` bytes.
 
   >>> len(write("masked", bytes(16), 7, {7: b"1234"})) == size(1, 4)
   True

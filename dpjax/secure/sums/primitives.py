@@ -170,7 +170,7 @@ def signing_public_key(private: bytes) -> bytes:
 
 
 def sign(private: bytes, text: bytes) -> bytes:
-  """Returns an Ed25519 signature [64]."""
+  """Returns the Ed25519 signature [64] of a text by a private key [32]."""
   return library().ed25519.Ed25519PrivateKey.from_private_bytes(private).sign(text)
 
 

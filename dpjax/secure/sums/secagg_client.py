@@ -67,7 +67,7 @@ class Member(NamedTuple):
 
 
 def record_bytes(terms: Terms, kind: str) -> int:
-  """Returns the bytes of one record in a message of this kind."""
+  """Returns the number of bytes of one record in a message of this kind."""
   keys = KEY_BYTES + (SIGNATURE_BYTES if terms.directory else 0)
   return {
     "keys": keys,

@@ -135,7 +135,7 @@ def predicted(terms: Terms, there: Present) -> Cost:
 
 
 def _client_bytes(terms: Terms, who: int, phases: list[frozenset[int]]) -> int:
-  """Returns the bytes that one client sends and receives in all phases."""
+  """Returns the number of bytes that one client sends and receives in all phases."""
   named, sharing, uploading, unmasking = phases
   message_bytes = lambda kind, count: messages.size(count, record_bytes(terms, kind))
   total = message_bytes("keys", 1) + message_bytes("roster", _near(terms, who, named))

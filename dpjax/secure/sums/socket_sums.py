@@ -407,7 +407,7 @@ def take_part(
     _put(connection, said, enough_time)
     while member.expects:
       most = messages.size(len(terms.clients), record_bytes(terms, member.expects))
-      # A message is refused before it is read: a server must not fill a client's memory.
+      # A long message is refused before it is read: a server must not fill a client's memory.
       until = time.monotonic() + enough_time
       (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
       if length > most:

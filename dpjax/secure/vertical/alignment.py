@@ -1,8 +1,8 @@
 """Entity alignment: finds the ids that two parties share, by private set intersection.
 
 The protocol is that of the library `openmined-psi` (extra `vertical`): elliptic-curve
-Diffie-Hellman, where each id is hashed to a point and raised to both parties' secret
-exponents, so that equal ids meet and unequal ones look random.
+Diffie-Hellman. Each id is hashed to a point, which is raised to both parties' secret
+exponents. So equal ids give equal points, and the points of other ids look random.
 
 | party     | learns                                                    |
 | --------- | --------------------------------------------------------- |
