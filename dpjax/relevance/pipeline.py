@@ -88,8 +88,8 @@ def run(method: str, mode: str, job: Inputs) -> Outcome:
   the settings and the records: see `Keys`.
 
   Raises:
-    UserError: an unknown method or mode, a part or setting of the job that the method does not
-      read, or what rigorous mode refuses; by name.
+    UserError: the method or the mode is unknown; the method does not read a part or a setting of
+      the job; rigorous mode refuses a setting. The message names what is wrong.
   """
   validate.one_of(NAMES, method=method)
   validate.one_of(MODES, mode=mode)
@@ -105,7 +105,7 @@ def run(method: str, mode: str, job: Inputs) -> Outcome:
     )
   if (method, mode) == ("radp", "rigorous"):
     return rigorous_method.radp_rigorous(job)
-  # Noise must differ if any of these does: see `Keys`.
+  # Noise must differ if any of these settings differs; see `Keys`.
   settings = (method, job.paper, job.adlm, job.size, job.relevance_records)
   play = claimed_methods.radp_paper if method == "radp" else METHODS[method]
   return play(job.bound(*settings))

@@ -66,7 +66,7 @@ class Paper:
 
   @property
   def reading(self) -> Reading:
-    """Returns the reading of Algorithm 3."""
+    """Interpretation of Algorithm 3: that of `preset`, or for "custom" that of the next fields."""
     if self.preset == "custom":
       return Reading(self.beta_norm, self.times_batch_size, self.draw)
     return PRESETS[self.preset]
@@ -82,7 +82,8 @@ class Rigorous:
   split: bool = True  # disjoint records for relevance (D1) and features (D2): max, not sum
   split_share: float = 0.2  # share of D1
   budget_share_1: float = 0.2  # unsplit dp_sgd: share of epsilon for model 1 and relevance
-  # none (beta is uniform) | untrained (initial weights) | public (other data) | dp_sgd (D1)
+  # Kind of model 1: none (beta is uniform), untrained (initial weights), public (trained on other
+  # data) or dp_sgd (trained on D1).
   model1: str = "none"
   epsilon_b: float = 0.25  # of the relevance
   rel_noise: str = "laplace"  # laplace | gaussian; "entropy" is refused
@@ -118,7 +119,7 @@ class Rigorous:
     self._refuse()
 
   def _refuse(self) -> None:
-    """Refuses settings that no proof covers, each by its name."""
+    """Raises UserError for a setting that no proof covers. The message names the setting."""
     if self.labels == "raw":
       raise UserError(
         "raw labels are part of the record and are not protected; use "
