@@ -173,7 +173,8 @@ def clipped_sum(
   )
   seen = (early, unit_rules.sites_only(recomputed, recorded))
   totals, norms, rare = on_settled(clipped, seen)
-  # In a branch XLA's CPU backend takes three times as long for a convolution.
+  # In a branch XLA's CPU backend takes three times as long for a convolution, so these sums are
+  # formed here.
   convolved = {
     i: unit_rules.convolutions(ordered[i], flow, recorded, factors)
     for i, factors in totals.convolved.items()

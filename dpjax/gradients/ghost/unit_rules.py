@@ -34,7 +34,8 @@ from dpjax.parallel import made_for
 # Size of an array per example above which a branch skips the pass that drops examples. For smaller
 # arrays the branch takes longer to compile than the pass to run (models have dozens of biases).
 _BRANCH_ABOVE = 4096
-# The same limit for an operand that is multiplied without a copy.
+# Size of an operand per example above which a branch multiplies it without the copy that drops
+# examples.
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
