@@ -3,9 +3,8 @@
 Both statistics normalise features (Tramèr and Boneh 2021, arXiv:2011.11660, `scatter_normalization`
 of their code). Each example is averaged over its positions, which gives one vector of means and one
 of mean squares. Each vector is clipped to a norm, and the two sums get Gaussian noise. The clip
-norms are
-public numbers, or private medians of the vectors' norms, whose cost is included. (The paper uses
-exact medians, and does not account for them.)
+norms are public numbers, or private medians of the vectors' norms, whose cost the event includes.
+(The paper uses exact medians, and does not account for them.)
 """
 
 from __future__ import annotations

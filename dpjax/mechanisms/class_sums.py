@@ -7,7 +7,7 @@ where e_y is the unit vector of class y.
 
 Sensitivity
 -----------
-1. add_or_remove_one, replace_special: |v| = |f| <= 1. A vector of norm 1 attains it.
+1. add_or_remove_one, replace_special: |v| = |f| <= 1. A vector of norm 1 attains this bound.
 2. replace_one: |v - v'| <= |v| + |v'| <= 2. A vector and its opposite, in one class, attain it.
 
 Sums are released, not means, since under add_or_remove_one the number of records is private. Add a

@@ -8,8 +8,9 @@ half of the noise. Batch axes are separate selections, each of which costs epsil
 | utilities                  | outcome                                               |
 | -------------------------- | ----------------------------------------------------- |
 | -infinity                  | never chosen; only for what is excluded publicly      |
-| NaN, +infinity, nothing    | UserError; while being traced the row's answer is -1  |
-| but -infinity, or k = 0    |                                                       |
+| NaN, +infinity, or nothing | UserError; while being traced the row's answer is -1  |
+| but -infinity              |                                                       |
+| k = 0                      | UserError                                             |
 | all equal, also at 1e30    | uniform                                               |
 
 All three subtract the largest utility of the row, add noise of `dpjax.noise`, and return the index

@@ -1,10 +1,10 @@
-"""Sensitivity of queries to one record; noise is scaled by it.
+"""Sensitivity of queries: the largest change by one record, to which noise is scaled.
 
 | query                         | add or remove | replace_special | replace_one    |
 | ----------------------------- | ------------- | --------------- | -------------- |
 | count                         | 1             | 1               | 1              |
 | sum of x in [lo, hi]          | max(|lo|,|hi|)| max(|lo|,|hi|)  | hi - lo        |
-| mean of n of them, n public   | refused       | max(|lo|,|hi|)/n| (hi - lo) / n  |
+| mean of n such x, n public    | refused       | max(|lo|,|hi|)/n| (hi - lo) / n  |
 | histogram, L1 / L2            | 1 / 1         | 1 / 1           | 2 / sqrt(2)    |
 | sum of vectors, norm <= C     | C             | C               | 2 C            |
 

@@ -8,8 +8,8 @@ refused, since epsilon would come out too small.
 | stated under     | accounted under  | Gaussian, Laplace     | pure epsilon |
 | ---------------- | ---------------- | --------------------- | ------------ |
 | any              | the same         | scale / sensitivity   | epsilon      |
-| add or remove    | replace_one      | half of it (two hops) | 2 epsilon    |
-| replace_special  | replace_one      | half of it (two hops) | 2 epsilon    |
+| add or remove    | replace_one      | half of that ratio    | 2 epsilon    |
+| replace_special  | replace_one      | half of that ratio    | 2 epsilon    |
 | anything else    |                  | refused               | refused      |
 """
 

@@ -2,8 +2,8 @@
 
 Features of images are strongly correlated: a few directions hold most of their energy, fill the
 clip norm of every gradient, and say little about the class. If these few directions are scaled
-down, all others have more signal at the same noise. The map is computed from private statistics of
-the data, whose cost is included:
+down, all others have more signal at the same noise. The map is computed from these private
+statistics of the data, whose cost the event includes:
 
 - the mean;
 - the second moments of channels and of positions, whose eigenvectors are a basis in which features
