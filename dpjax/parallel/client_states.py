@@ -92,8 +92,10 @@ class ClientStates:
     return self.with_records(self._checked(ids), self._packed(rows))
 
   def _checked(self, ids: ArrayLike) -> np.ndarray:
-    """Returns the ids, [K] int64. Refuses a negative id, which would silently index another
-    client."""
+    """Returns the ids, [K] int64.
+
+    Raises UserError for an id that is too large, or negative, which would index another client.
+    """
     ids = np.asarray(ids, np.int64)
     wrong = ids[(ids < 0) | (ids >= self.num_clients)]
     if wrong.size:

@@ -377,7 +377,7 @@ def _total(
       return zeros
     rng = _stream(seed, round, client)
     noisy = encode(places[client], rng) + mechanism.share(rng)
-    # The conversion wraps around modulo the protocol's modulus (see above).
+    # The conversion wraps around modulo the protocol's modulus (see the docstring of `_total`).
     return noisy.astype(kind)
 
   return carried_out(protocol, ids, drops, vector)

@@ -122,7 +122,7 @@ class DataOwner:
     return Upload(self._keys.public, self._encrypted(self._x), self._encrypted(y))
 
   def _encrypted(self, rows: np.ndarray, level: int | None = None) -> list[bytes]:
-    """Encrypts [n, <= width] as ciphertexts of `rows_each` rows."""
+    """Encrypts rows [n, <= width] into ciphertexts of `rows_each` rows each."""
     held = self.plan.rows_each
     encrypted = []
     for start in range(0, len(rows), held):
@@ -265,8 +265,10 @@ class RegressionServer:
     return diagonals, w
 
   def _column_sums(self, pairs: Sequence[tuple[Any, Any]], factor: float) -> Any:
-    """Sums products over rows, times a factor, into the lane of each column; zeros
-    elsewhere."""
+    """Returns the sums of the products over rows, times a factor, in the first slot of each column.
+
+    The other slots are 0.
+    """
     on = self._evaluator
     sums = on.folded(on.products(pairs), 1, self.plan.rows_each)
     return on.weighted([(sums, self._lane(factor))])

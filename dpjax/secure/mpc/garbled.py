@@ -170,7 +170,7 @@ def evaluate(
       values.append(a ^ b if gate.kind == "xor" else a)
   bits = []
   for wire, digests in zip(circuit.outputs, garbled.outputs):
-    # The garbler sent digests of the two labels of each output, in the order of 0 and 1.
+    # The garbler sent two digests for each output, of the label of 0 and of the label of 1.
     digest = _digest(values[wire])
     if digest not in digests:
       raise UserError(

@@ -71,7 +71,7 @@ def encode(x: ArrayLike, frac_bits: int = FRAC_BITS) -> np.ndarray:
 
 
 def decode(words: np.ndarray, frac_bits: int = FRAC_BITS) -> np.ndarray:
-  """Returns the numbers [...], float64, that the words [...] of `encode` hold.
+  """Inverts `encode`: returns the float64 numbers [...] of words [...].
 
   >>> decode(encode([0.5, -3.25]))
   array([ 0.5 , -3.25])

@@ -92,7 +92,7 @@ def run(
     except BaseException as error:
       faults.append(error)
     finally:
-      # The other party learns that this one is gone, and need not wait for its timeout.
+      # The other party learns that this one is gone, and does not wait until the timeout.
       party.link.close()
 
   both = [

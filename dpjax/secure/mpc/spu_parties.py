@@ -86,7 +86,7 @@ class SpuParty(NamedTuple):
     program = spu_program.compiled(fn, structs, in_tree, (False,) * len(structs))
     config = spu_jit.runtime_config(self.protocol)
     with spu_program.one_line():
-      # Programs are compared before any share is sent: another one could reveal something else.
+      # Programs are compared before any share is sent: another program could reveal other values.
       self._agree(program.text, self.protocol, tuple(of_leaf), tuple(reveal_to))
       party_shares = self._exchanged(config, values, of_leaf)
       results = spu_jit.run_party(self.link, config, program, party_shares)

@@ -62,7 +62,7 @@ Record = Callable[[Link], Link]
 
 
 class Agreed(NamedTuple):
-  """Facts that all three parties agree on in advance, over another channel."""
+  """Facts on which both parties and the dealer agree in advance, over another channel."""
 
   token: bytes  # >= 16 bytes; who lacks it cannot take part
   topic: str = ""  # names the program and its public arguments; another topic is refused

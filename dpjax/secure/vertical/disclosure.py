@@ -171,7 +171,7 @@ class Disclosure:
     y: np.ndarray,
     largest_residual: float = 0.5,
   ) -> None:
-    """Counts one step, or raises.
+    """Counts one step, or refuses it.
 
     Args:
       x_a, x_b: [B, f_a], and [B, f_b + 1] with the column of ones last.

@@ -36,8 +36,8 @@ TopLoss = Callable[[Params, tuple, Array], Array]  # (params, activations, y) ->
 
 # Bits of the masks that hide gradients from the coordinator.
 MASK_BITS = 24
-# Largest absolute value of a feature. Times a residual of 1, it moves 3e-5 of the mass of a mask's
-# uniform distribution.
+# Largest absolute value of a feature. Its product with a residual of 1 shifts the uniform
+# distribution of a mask by 3e-5 of the mass.
 MAX_FEATURE = 1024.0
 POLYNOMIALS = {  # degree -> (linear, cubic) coefficients of 1/2 + ... for the sigmoid
   1: (1 / 4, 0.0),
