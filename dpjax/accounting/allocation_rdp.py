@@ -57,7 +57,7 @@ def allocation_rdp(
   Args:
     num_steps: number T of steps of the pass.
     noise_multiplier: std of the noise / l2_clip_norm.
-    orders: Renyi orders above 1, [k], as the result.
+    orders: Renyi orders above 1, [k]. The result has the same shape.
 
   Guarantee: an upper bound for an adaptive pass under add_or_remove_one and replace_special. It is
   exact up to rounding at integer orders where removing a record costs more than adding one.

@@ -173,7 +173,7 @@ def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
   """Returns the largest number of steps of `step_event` that costs at most `epsilon`.
 
   Guarantee: the answer costs at most `epsilon`, and one step more costs more than `epsilon`.
-  Raises UserError if one step costs more than `epsilon`, or if MAX_NUM_STEPS steps do not.
+  Raises UserError if one step costs more than `epsilon`, or if MAX_NUM_STEPS steps cost no more.
 
   >>> import dp_accounting as dpa
   >>> calibrate_num_steps(dpa.GaussianDpEvent(20.0), epsilon=2.0, delta=1e-5)

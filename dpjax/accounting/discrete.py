@@ -68,7 +68,7 @@ def summed_discrete_gaussian_rdp(
   """Returns Renyi divergences [len(ORDERS)] of a sum of `num_shares` discrete Gaussians.
 
   Args:
-    share_variance: variance of one share, at least 1/4; the proof covers no less (UserError).
+    share_variance: variance of one share. Below 1/4 there is no proof, and UserError is raised.
     num_shares: number of independent shares in each coordinate of the sum.
     l2_sensitivity: L2 norm by which one record changes the integer vector.
     dim: number of coordinates.

@@ -204,7 +204,7 @@ def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> 
   Guarantee: an upper bound (Bun and Steinke 2016, arXiv:1605.02065); exact for Gaussian noise.
 
   Raises:
-    UserError: a part without such a bound, such as Skellam noise or the best of several runs.
+    UserError: a part without a bound on rho, such as Skellam noise or the best of several runs.
 
   >>> zcdp(composed(dpa.GaussianDpEvent(2.0), 4))
   0.5
@@ -378,7 +378,7 @@ def _pld_values(steps: Parts, epsilons: list[float]) -> list[float]:
     return [1.0] * len(epsilons)
   pld = _pld(steps)
   rounding = _pld_rounding(steps)
-  # A bound on the rounding error is added, since the true delta may be larger by it.
+  # A bound on the rounding error is added, since the true delta may be above the computed delta.
   return [float(pld.get_delta_for_epsilon(value)) + rounding for value in epsilons]
 
 

@@ -61,7 +61,7 @@ _LEAST_MASS = 1e-20
 _MOST_COPIES = 200
 # The grid of losses ends where delta is at most this. Losses beyond its end count as infinite.
 _LEAST_DELTA = 1e-18
-# The grid of losses is not doubled beyond this: no useful epsilon is as large.
+# Once the end of the grid is above this, it is not doubled again: no useful epsilon is as large.
 _LARGEST_LOSS = 1e9
 
 

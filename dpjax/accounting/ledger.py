@@ -45,7 +45,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-  """A record of equal steps first_step .. first_step + num_steps - 1 of one noise key."""
+  """Record of equal steps of one noise key, from first_step to first_step + num_steps - 1."""
 
   event: DpEvent  # of ONE step, sampling included
   num_steps: int
@@ -177,7 +177,7 @@ class Ledger:
 
     Raises:
       UserError: a step was charged under another relation than `neighboring_relation`, which is by
-        default the recorded one.
+        default the recorded relation.
     """
     return epsilon_of(
       self.event(),
@@ -228,7 +228,7 @@ class Ledger:
     charges = []
     for charge in self.charges:
       fields = {f.name: getattr(charge, f.name) for f in dataclasses.fields(charge)}
-      # Strict JSON has no infinity.
+      # Strict JSON has no infinity, so a string stands for it.
       clip = "inf" if math.isinf(charge.l2_clip_norm) else charge.l2_clip_norm
       event = event_to_json(charge.event)
       charges.append({**fields, "event": event, "l2_clip_norm": clip})

@@ -163,7 +163,7 @@ def turn_images(
   steps = np.arange(num_steps)[:, None]
   patterns = (steps % turns == np.arange(min(turns, num_steps))).astype(np.float64)
   image = strategy.multiply(patterns)
-  # Equal gradients are the worst case only if no entry is negative.
+  # Equal gradients are the worst case only if C has no negative entry.
   if image.min() < -_ZERO:
     raise UserError("C must have no negative entry", field="correlation", value=strategy)
   image = image / np.array(factors)[:, None] if factors else image

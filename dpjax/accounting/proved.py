@@ -61,7 +61,7 @@ PROVED: dict[str, Proved] = {}
 
 
 def declare(scheme: str, proof: Proved) -> Proved:
-  """Enters a row of the table under the name of its sampling scheme; returns the row.
+  """Enters a proof into the table under the name of its sampling scheme; returns the proof.
 
   >>> declare("unproved", NOTHING_PROVED).relations
   ()
@@ -77,7 +77,7 @@ declare("unproved", NOTHING_PROVED)
 
 @_moved.rename_keywords(law="sampler")
 def proved_for(sampler: str) -> Proved:
-  """Returns the row of the sampling scheme named `sampler`.
+  """Returns the row of the table of proofs for the sampling scheme named `sampler`.
 
   >>> from dpjax.accounting import event_kinds
   >>> proved_for("truncated_poisson").relations

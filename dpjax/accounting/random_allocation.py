@@ -196,7 +196,8 @@ def _masses_of_sum(num_steps: int, shift: float, cells: int, *, removed: bool) -
   # Mass beyond this edge wraps round the circle onto a smaller loss.
   edge = window.first + (window.cells if removed else 0)
   wrapped = _tail(term_masses, having, num_steps, edge, above=removed)
-  # The circle of the transform starts at cell 0, but the window starts at cell `first`.
+  # The circle of the transform starts at cell 0, but the window starts at cell `first`. So the
+  # masses are rotated.
   start = window.first % window.cells
   return _Masses(
     window.width, window.first, np.roll(masses, -start), 2 * error + beyond + wrapped
@@ -274,8 +275,8 @@ def _sum(
 ) -> tuple[np.ndarray, float]:
   """Returns the masses of a sum of T terms, on a circle of `cells`, and a bound on their L1 error.
 
-  Under P one term is tilted, which each term is with the same chance. `having` holds the masses of
-  the tilted term; it is None under Q.
+  Under P one term is tilted; it is each of the T terms with the same chance. `having` holds the
+  masses of the tilted term, and is None under Q.
 
   With N cells and unit roundoff u, an entry of a transform of mass m errs by at most
   d = 8 log2(N) u m. It is a sum over at most log2(N) stages, each with a rounding of a few u

@@ -59,7 +59,7 @@ def accountable(
 
 
 def _reduced(steps: Parts) -> Parts:
-  """Returns the parts, each replaced by the event as which its kind accounts for the part."""
+  """Replaces each part by the event from `EventKind.accounted_as`, and returns the new parts."""
   reduced = {part: kind_of(part).accounted_as(part) for part in steps}
   if all(part is event for part, event in reduced.items()):
     return steps
@@ -83,7 +83,8 @@ def in_two(steps: Parts, neighboring_relation: str) -> bool:
   if not schemes:
     return False
   for part, kind in kinds.items():
-    # A Gaussian sum has a midpoint within one clip norm of both neighbours; see `replaced`.
+    # A Gaussian sum is allowed, since it has a midpoint within one clip norm of both neighbours
+    # (see `replaced`).
     if not (kind.replaced_in_two or isinstance(part, dpa.GaussianDpEvent)):
       raise UserError(
         f"is proved beside Gaussian noise only, not beside {type(part).__name__}",

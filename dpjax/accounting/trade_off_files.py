@@ -151,7 +151,8 @@ def read_losses(path: str | os.PathLike) -> pld_lib.PrivacyLossDistribution:
       negative, or their sum is not 1. Or losses would cancel losses of another distribution in a
       composition.
 
-  Guarantee: a composition with another distribution has a delta of at least that distribution's.
+  Guarantee: a composition of another distribution with the result never has a smaller delta than
+  the other distribution alone.
 
   >>> import pathlib, tempfile
   >>> from dpjax.accounting import gaussian_event

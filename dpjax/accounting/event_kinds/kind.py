@@ -49,7 +49,7 @@ class EventKind(Generic[Event]):
   """Base class: all that the accountants know about the events of one class.
 
   Subclasses override what differs. A kind whose events are taken apart, such as a composition,
-  overrides `elements`, and needs none of the methods after it.
+  overrides `elements`, and needs none of the methods that are defined below `elements`.
 
   `EventKind[MyDpEvent]` tells a type checker which events the methods take.
 
@@ -260,7 +260,7 @@ def is_user_defined(kind: EventKind[Any]) -> bool:
 
 
 def kind_of(event: DpEvent) -> EventKind[Any]:
-  """Returns the kind of an event.
+  """Returns the `EventKind` that is registered for the class of an event.
 
   Raises:
     UserError: an event whose class is not in the table.
@@ -361,7 +361,8 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
 
 def converted(steps: Parts, convert: Callable[[DpEvent], DpEvent]) -> Counter[DpEvent]:
   """Returns the parts with `convert` applied to each; counts are kept."""
-  # Two parts may become equal, such as a sample of fixed size and a Poisson sample.
+  # Two parts may become equal, such as a sample of fixed size and a Poisson sample. Then their
+  # counts are added.
   counts: Counter[DpEvent] = Counter()
   for part, times in steps.items():
     counts[convert(part)] += times
@@ -434,7 +435,8 @@ def rdp_of(steps: Parts) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
-  # The class is in the cache's key, since a user's event could compare equal to another class's.
+  # The class is in the cache's key, since a user's event could compare equal to an event of another
+  # class.
   del cls
   # If the divergence rounded to zero or below, any number of steps would seem to cost nothing.
   return np.maximum(kind_of(part).rdp(part), _RDP_ROUNDING)
@@ -451,7 +453,7 @@ def describe(event: DpEvent, unit: str) -> str:
 
 def amplified(loss: float, prob: float) -> float:
   """Returns log(1 + prob (e^loss - 1)), without overflow and never below 0."""
-  # A square of a probability may underflow to 0.
+  # A square of a probability may underflow to 0, so `prob` has a lower limit.
   prob = max(prob, _LEAST_SQUARE)
   # expm1 keeps the digits of a small loss. A large one would overflow exp.
   if loss < 1:
@@ -472,7 +474,7 @@ def zcdp_of_pure(loss: float) -> float:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Hides dp_accounting's warnings that it excludes an order, which only makes the bound looser."""
+  """Hides warnings that dp_accounting excludes an order. This only makes the bound looser."""
 
   def is_kept(record: logging.LogRecord) -> bool:
     return "Excluding this order" not in record.getMessage()

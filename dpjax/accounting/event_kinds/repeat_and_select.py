@@ -38,7 +38,7 @@ class RepeatAndSelectKind(EventKind[RepeatAndSelectDpEvent]):
 
   def to_json(self, event: RepeatAndSelectDpEvent) -> dict[str, Any]:
     fields = super().to_json(event)
-    # Strict JSON has no infinity.
+    # Strict JSON has no infinity, so a string stands for it.
     if fields["shape"] == math.inf:
       fields["shape"] = "inf"
     return fields
