@@ -141,7 +141,7 @@ def _check_kind(data: Indexed, leaf: Any) -> None:
       "each field"
     )
   is_text = getattr(dtype, "kind", "") in ("O", "S", "U", "M", "m")
-  # JAX has no type for extended precision.
+  # JAX has no type for extended precision, so these arrays are refused.
   if isinstance(leaf, np.ndarray) and dtype in (np.longdouble, np.clongdouble):
     raise UserError(
       f"{_needs(data)}, which returns arrays of {dtype}; make it .astype(np.float32)"

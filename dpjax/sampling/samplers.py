@@ -208,7 +208,7 @@ class Sampler(abc.ABC):
 
   @property
   def steps_per_event(self) -> int:
-    """Returns the number of steps that one `event` covers: 1, or those of a whole pass."""
+    """Returns the number of steps that one `event` covers: 1, or all steps of a pass."""
     return 1
 
   @property

@@ -36,6 +36,6 @@ def slices(
   [([3, 5], [True, True]), ([8, 0], [True, False])]
   """
   rows = rows_of_slice(padded_batch_size, count)
-  # Empty slices are yielded, too: the number of other slices would reveal the size of the draw.
+  # Empty slices are yielded, too: the number of slices must not reveal the size of the draw.
   for part in range(count):
     yield pad(indices[part * rows : (part + 1) * rows], rows)
