@@ -309,7 +309,7 @@ def exponential(key: jax.Array, like: ArrayTree, scale: float = 1.0) -> Any:
 
 
 def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
-  """Draws coins [shape] of probability `prob`, rounded up to a multiple of 2^-128.
+  """Draws coins [shape] whose probability is `prob`, rounded up to a multiple of 2^-128.
 
   Comparing with a uniform float32 would round `prob` to a multiple of 2^-23.
 

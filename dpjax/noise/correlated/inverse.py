@@ -283,7 +283,7 @@ class InverseBanded:
 
 
 class _Run(NamedTuple):
-  """Numbers that error and sensitivity depend on, besides the coefficients."""
+  """Numbers on which error and sensitivity depend, besides the coefficients."""
 
   num_steps: int
   min_sep: int

@@ -41,7 +41,7 @@ class Redrawn(NamedTuple):
 
 
 def matrix(correlation: Correlation, num_steps: int) -> np.ndarray:
-  """Returns the dense C of `num_steps` steps, [num_steps, num_steps] in float64.
+  """Returns the dense matrix C for `num_steps` steps, [num_steps, num_steps] in float64.
 
   >>> matrix(Tree(restart_every=2), 4)
   array([[1., 0., 0., 0.],
