@@ -265,7 +265,7 @@ def _unreachable(last: str, cost: float, target: Target) -> Unreachable:
 def _solved(
   make_event: Callable, low: float, high: float, last: str, tol: float, target: Target
 ) -> float:
-  """Returns the smallest parameter in [low, high] whose run costs at most the target.
+  """Returns, within `tol`, the smallest parameter in [low, high] that costs at most the target.
 
   If there is no such parameter, `Unreachable` is raised, with a message that begins with `last`."""
   by = _costs(make_event, tol, **target)
@@ -325,7 +325,9 @@ def _least(
   tol: float,
   first_step: float = 1.1,
 ) -> float | None:
-  """Returns the smallest x in [low, high] with cost(x) <= target, or None. The cost must fall."""
+  """Returns the smallest x in [low, high] with cost(x) <= target, within `tol`, or None.
+
+  The cost must fall as x rises."""
   private = unsafe = min(max(start, low), high)
   # The step is squared each time, so that even a bad start needs few trials.
   step = first_step
@@ -379,7 +381,7 @@ def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> flo
 
 
 def _most_steps(cost: _Cost, start: int, *, target: float) -> int:
-  """Returns the largest n <= MAX_NUM_STEPS with cost(n) <= target, or 0. The cost must rise."""
+  """Returns the largest n <= MAX_NUM_STEPS with cost(n) <= target, or 0; costs must rise with n."""
   low = 0
   high = max(1, start)
   while high < MAX_NUM_STEPS and cost(high) <= target:
