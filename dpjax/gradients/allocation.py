@@ -1,6 +1,6 @@
 """Clip norms for groups of parameters that share one bound on the whole gradient.
 
-The noise of the sum is the same in every coordinate, so a group with a smaller bound has a weaker
+The noise of the sum is the same in every coordinate. So a group with a smaller bound has a weaker
 signal under the same noise. A group with bound 0 is frozen. Choices by size, by name or by a score
 from public data cost no privacy. A score that is computed from the private data is a release like
 any other.
@@ -68,8 +68,8 @@ def allocate_clip_norms(
     rule: "uniform" gives each layer C / sqrt(number of layers). "by_size" gives C sqrt(d_l / d) to
       layer l, which has d_l of d coordinates. "by_score" gives C s_l / sqrt(sum s^2) to group l of
       score s_l.
-    scores: for "by_score", a prefix tree of `params` with a number >= 0 for each group,
-      its share of the signal; 0 freezes the group. See `shares_from_sensitivity`.
+    scores: prefix tree of `params`, for "by_score". It holds a number >= 0 for each group, its
+      share of the signal; 0 freezes the group. See `shares_from_sensitivity`.
     scores_are: origin of the scores: "public" (computed without private data) or "released" (the
       output of a DP mechanism whose event is accounted in the same ledger). No other origin is
       allowed, such as the private data themselves.
@@ -77,7 +77,7 @@ def allocate_clip_norms(
   Returns:
     A prefix tree of clip norms for `l2_clip_norm=`.
 
-  Guarantee: the root of the sum of the squared clip norms is <= C, also after rounding, so the
+  Guarantee: the root of the sum of the squared clip norms is <= C, also after rounding. So the
   sensitivity is that of flat clipping at C (pitfall P10).
 
   >>> import numpy as np
@@ -127,7 +127,7 @@ def _check_numbers(scores: Any) -> None:
 def shares_from_sensitivity(scores: ArrayTree, *, freeze_below: float = 0.0) -> Any:
   """Returns each group's share of the signal from sensitivity scores; sensitive groups get less.
 
-  A group with score s gets the share 1 / s, so under the common noise its signal-to-noise
+  A group with score s gets the share 1 / s. So under the common noise its signal-to-noise
   ratio is proportional to 1 / s. A group with s < `freeze_below`, or s = 0, is frozen
   (share 0). Give the result as `scores` to `allocate_clip_norms(rule="by_score")`.
 

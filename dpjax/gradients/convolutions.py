@@ -38,9 +38,9 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
   Code outside of a loop, and all code on other devices, is as fast as before. Results are the same
   to rounding. An infinite kernel gives NaN at the padding, as everywhere in XLA's fast route.
 
-  Some convolutions are not rewritten, and stay slow: those in functions with custom derivatives
-  (`custom_jvp`, `custom_vjp`) that are not differentiated inside of `fn`, in a `shard_map` inside
-  of `fn`, and in branches by platform. An eager call compiles anew each time.
+  Convolutions in these places are not rewritten, and stay slow: in a `shard_map` inside of `fn`, in
+  branches by platform, and in functions with custom derivatives (`custom_jvp`, `custom_vjp`) that
+  are not differentiated inside of `fn`. An eager call compiles anew each time.
 
   Args:
     fn: function of pytrees to pytrees. Leaves that are not arrays pass through unchanged.

@@ -207,8 +207,8 @@ def wide_fn(
 ) -> Callable[..., list[Any]] | None:
   """Returns the equation as a function of `operands(eqn)` that computes in at least float32.
 
-  Returns None if the equation's parameters hold another program (a branch, a custom derivative),
-  since that program computes in the types that it was traced with.
+  Returns None if the equation's parameters hold another program (a branch, a custom derivative).
+  That program computes in the types that it was traced with.
 
   Args:
     eqn: equation, or chain of equations.

@@ -15,9 +15,9 @@ that can be freed for them. W is the largest array that is formed for a norm and
 the parameters in float32. The tapped route forms the gradients of rare examples one by one, and
 adds them to the sum. XLA reserves memory for that loop, also for batches without such examples.
 
-XLA may use memory again that the model counts twice. The estimate was 1.1 to 2.0 times XLA's own
-count of its temporaries on the tapped route, and 1.0 to 2.2 times on the vmap route (CPU, float32,
-workloads of the benchmark). So the estimate is a guide, not a guarantee.
+XLA may use memory again that the model counts twice. The estimate was compared with XLA's own count
+of its temporaries (CPU, float32, workloads of the benchmark). It was 1.1 to 2.0 times as large on
+the tapped route, and 1.0 to 2.2 times on the vmap route. It is a guide, not a guarantee.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
   """Returns the size of a microbatch whose estimated temporaries fit in `budget` bytes.
 
   The result is None if the whole batch fits. Otherwise it is the largest size that fits, or a
-  smaller size that needs less padding in the last pass, and at most twice as many passes.
+  smaller size with less padding in the last pass, at most at twice the number of passes.
 
   Raises:
     UserError: not even one example fits.

@@ -1,8 +1,8 @@
 """Norms of one example, with a bound on what underflow may have removed.
 
-A square below the smallest normal number (1e-38 in float32) becomes 0, so a sum of n squares may
+A square below the smallest normal number (1e-38 in float32) becomes 0. So a sum of n squares may
 lack n times that number. A product of two such sums lacks more. `longest` is the norm with the
-largest possible loss added. It is never less than the true norm (up to rounding), and equals `norm`
+largest possible loss added. It is never less than the true norm, up to rounding. It equals `norm`
 bit for bit unless squares are near the smallest normal number. A norm that overflows is infinite or
 NaN. If underflow or overflow changes the clip factor, `scaled` gives the norm in another pass.
 """

@@ -233,8 +233,8 @@ class _Sums(NamedTuple):
   def stray_far(self, clip: Clip, params: Params) -> jax.Array:
     """Returns [B] bool: whether the example's rows could visibly change the rounding of others.
 
-    Each group counts by its share of the squared bound, or by 1 / number of groups if that is more,
-    since noise may be split over the groups.
+    Each group counts by its share of the squared bound, or by 1 / number of groups if that is more.
+    The reason is that noise may be split over the groups.
     """
     bounds = clip.group_bounds()
     groups = sum(bound > 0 for bound in bounds)

@@ -628,9 +628,9 @@ def gram_length(
   be below the squared norm of the gradient. A bound on the underflow of the products of either
   side, and of the pairs, is added, too.
 
-  An inner product of K numbers, in whichever order a backend adds them, is off by at most
-  K eps / 2 times the lengths of both rows (Higham 2002, section 3.1). Constant rows come
-  near this bound, since their sums are rounded the same way K times.
+  A backend may add the K products of an inner product in any order. The error is at most K eps / 2
+  times the lengths of both rows (Higham 2002, section 3.1). Constant rows come near this bound,
+  since their sums are rounded the same way K times.
 
   Args:
     parts: both sides of each site.

@@ -1,7 +1,7 @@
 """Runs a program with taps: one backward pass gives cotangents and operands of every site.
 
 A tap is a zero that is added to a site's result; its gradient is the cotangent there. The
-parameters are neither batched nor differentiated, so under vmap the matrix products and
+parameters are neither batched nor differentiated. So under vmap the matrix products and
 convolutions are the ordinary ones of the whole batch.
 """
 

@@ -531,7 +531,7 @@ def _parts_of(form: RowForm, dtype: Any, count: int) -> int:
 def _examples_of_sum(rows: int) -> int:
   """Returns the number of examples whose rows of a table may be added one after the other.
 
-  N examples of T rows make a sum of up to N clip norms, so each row is rounded by up to N eps / 2.
+  N examples of T rows make a sum of up to N clip norms. So each row is rounded by up to N eps / 2.
   One more example may change T N of these roundings. With one row each, this is .016 clip norms for
   `trees.ADDED_AT_ONCE` examples. Rows that cancel have a reach of up to 32 clip norms, half of
   which may be in the sum at once.

@@ -3,7 +3,7 @@
 Leaves that reach a common site form one *unit* with all their sites. A unit of one leaf
 that reaches its sites unchanged, up to rearrangement, takes its norm from rows
 (`row_forms`). So does a unit whose leaves are joined into one array and share a clip norm. Any
-other unit forms the per-example gradients of its leaves, one example or one unit at a time, and
+other unit forms the per-example gradients of its leaves, one example or one unit at a time. It
 frees them after their norm.
 """
 
