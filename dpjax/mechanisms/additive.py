@@ -176,9 +176,9 @@ class Gaussian:
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   """Returns the delta at `epsilon` of real Gaussian noise of std `noise_multiplier`, sensitivity 1.
 
-  A bound on the rounding error is added, so that delta is never too small. With p = Phi(1 / (2 z) -
-  epsilon z), q = Phi(-1 / (2 z) - epsilon z) and z the noise multiplier, the bound is
-  4e-16 p (1 + |ln p| + |ln q| + epsilon).
+  A bound on the rounding error is added, so that delta is never too small. The bound is
+  4e-16 p (1 + |ln p| + |ln q| + epsilon), where z is the noise multiplier,
+  p = Phi(1 / (2 z) - epsilon z) and q = Phi(-1 / (2 z) - epsilon z).
   Source: Balle and Wang 2018, arXiv:1805.06530, equation 6.
 
   >>> round(gaussian_delta(1.0, 1.0), 4)

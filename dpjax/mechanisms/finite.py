@@ -14,10 +14,10 @@ Guarantees are proved for real numbers. With floats four things could break them
 
 The step is the power of two between scale / 2^8 and scale / 2^7. One statement is NOT proved, since
 a cell of the grid holds only a limited number of floats. The chance of one grid point is that of
-rounded real noise up to a factor 1 +- 2^-13 within four scales of the value, and 1 +- 2^-9 at 40
-scales (2^-42 and 2^-38 in float64). The factor holds for ONE number. For d numbers, of one release
-or of several, the factor is about its sqrt(d)-th power. So float32 is too coarse for an epsilon
-much below 2^-10, or for 10^8 numbers at epsilon 1; use x64 there.
+rounded real noise up to a factor. It is 1 +- 2^-13 within four scales of the value, and 1 +- 2^-9
+at 40 scales (2^-42 and 2^-38 in float64). This factor holds for ONE number. For d numbers, of one
+release or of several, the factor is about its sqrt(d)-th power. So float32 is too coarse for an
+epsilon much below 2^-10, or for 10^8 numbers at epsilon 1; use x64 there.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ from dpjax.validate import UserError
 MAX_FEATURES = 2**13
 MAX_TARGETS = 2**13
 # Entries of rows are integers, in units of 2^-19 clip norms. A product of two entries is a multiple
-# of 2^-38, and 2^24 rows sum to at most 2^62 of these units, which int64 holds.
+# of 2^-38. Products of 2^24 rows sum to at most 2^62 of these units, which int64 holds.
 BITS = 19
 # A chunk of 2^14 rows sums to at most 2^52 units: float64 holds every partial sum, in any order.
 _CHUNK = 2**14

@@ -36,7 +36,7 @@ class RandomizedResponse:
   | above k-1           | counts as k-1                          |
   | floats              | UserError                              |
 
-  The probability that a response is drawn at random is rounded up, to a multiple of 2^-128, so it
+  The probability that a response is drawn at random is rounded up, to a multiple of 2^-128. So it
   is never too small for the guarantee.
 
   >>> mechanism = RandomizedResponse(epsilon=math.log(3), num_categories=2)

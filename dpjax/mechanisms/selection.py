@@ -131,10 +131,10 @@ class PermuteAndFlip(_Selection):
   def probs(self, utilities: np.ndarray) -> np.ndarray:
     """Returns the exact probabilities [k] of one selection. Not private.
 
-    Each candidate has its turn at an independent uniform time in [0, 1]. If r is taken in its turn
-    with chance p_r, it is chosen with chance p_r * integral over t in [0, 1] of
-    prod_{s != r} (1 - p_s t) dt, where t is the time of r's turn. The integrand is a polynomial of
-    degree k - 1, which Gauss-Legendre quadrature integrates exactly.
+    Each candidate r has its turn at an independent uniform time t in [0, 1]. Let p_r be the chance
+    that r is taken in its turn. Then r is chosen with chance p_r * integral of
+    prod_{s != r} (1 - p_s t) dt over [0, 1]. The integrand is a polynomial of degree k - 1, which
+    Gauss-Legendre quadrature integrates exactly.
     """
     accept = np.exp(self._logits(utilities))
     if accept.ndim != 1:

@@ -10,8 +10,9 @@ sqrt(2) in the L2 norm. The largest count changes by at most one.
 | `add_or_remove_one` | a record's content decides its teacher (`pate.parts_by_content`)  |
 | `replace_one`       | a record's place decides its teacher (`pate.parts_by_place`)      |
 
-A label is computed from noisy counts alone, so its event is that of Gaussian noise, which composes
-exactly and does not depend on the votes. `dpjax.accounting.votes` has bounds that depend on them.
+A label is computed from noisy counts alone, so its event is that of Gaussian noise. This event
+composes exactly, and does not depend on the votes. `dpjax.accounting.votes` has other bounds, which
+depend on the votes.
 Source: Papernot et al. 2018, arXiv:1802.08908, section 4.
 """
 

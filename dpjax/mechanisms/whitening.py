@@ -6,7 +6,7 @@ down, all others have more signal at the same noise. The map is computed from th
 statistics of the data, whose cost the event includes:
 
 - the mean;
-- the second moments of channels and of positions, whose eigenvectors are a basis in which features
+- the second moments of channels and of positions. Their eigenvectors are a basis in which features
   are nearly uncorrelated (as in K-FAC, Martens and Grosse 2015, arXiv:1503.05671, and SOAP, Vyas et
   al. 2024, arXiv:2409.11321);
 - the variance of each coordinate in that basis;
