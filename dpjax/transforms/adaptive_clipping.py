@@ -15,10 +15,10 @@ The table shows what each example adds to both queries. C is the first norm, and
 | gradient / s_t   | clip(g / s_t, C)             | C            | z_sum C        |
 | centred count    | 1[norm <= C_t] - 1/2         | 1/2          | count_noise_std|
 
-Both are released together, so one example moves the vector of both, each divided by its
-noise, by at most 1 / z with z^-2 = z_sum^-2 + (2 count_noise_std)^-2 (theorem 1 of the
-paper). That ONE Gaussian mechanism is the step's event. Under replace_one both terms double
-and so does the vector: the accountant's usual conversion covers it. Under replace_special
+Both are released together, as one vector, in which each is divided by its noise. One example moves
+this vector by at most 1 / z with z^-2 = z_sum^-2 + (2 count_noise_std)^-2 (theorem 1 of the
+paper). That ONE Gaussian mechanism is the step's event. Under replace_one both terms double,
+and so does the vector: the accountant's usual conversion covers this. Under replace_special
 the empty record adds nothing to either query, as padding does.
 
 Norms are compared with the same C_t that clips. The noise of the sum is proportional to C_t. The

@@ -10,8 +10,8 @@ includes a digest of these numbers:
 | they are exchanged, mapped, or those of another run | `UserError`; NaN where it is traced |
 | a whole earlier state is used again                | cannot be detected                  |
 
-A state with such numbers is a named tuple with a field `inner`, which holds the noise, and a method
-`beside_noise()`, which returns the numbers.
+A state with such numbers is a named tuple. Its field `inner` holds the noise, and its method
+`beside_noise()` returns the numbers.
 """
 
 from __future__ import annotations

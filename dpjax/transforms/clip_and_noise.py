@@ -63,8 +63,8 @@ def clip_and_noise(
       batch size; never the realised one.
     key: a typed key, `jax.random.key(...)`. There is no default.
     noise_shape: `NoiseShape` in which only `shares` may be set. This is a tree like the clip norms,
-      with each group's share of the privacy budget. Group g then gets noise of standard deviation
-      z C_g / sqrt(share_g), with shares scaled to sum 1, at the same z for the accountant (see
+      with each group's share of the privacy budget. Shares are scaled to sum 1. Group g then gets
+      noise of standard deviation z C_g / sqrt(share_g), at the same z for the accountant (see
       `transforms/group_noise.py`).
     num_steps: number of updates that were accounted for; a later one raises, or is NaN under jit.
       None sets no limit. `dpjax.Plan` passes its number of steps.
@@ -72,8 +72,8 @@ def clip_and_noise(
   A group whose bound is 0 is frozen: its update is exactly 0.
 
   Guarantee: each update is the post-processing of a Gaussian mechanism with noise multiplier z on
-  a sum of sensitivity C (add_or_remove_one), for any mask and any gradients, an empty batch
-  included. Account for it with `dpjax.Plan`, which builds this transform.
+  a sum of sensitivity C (add_or_remove_one). This holds for any mask and any gradients, also for an
+  empty batch. Account for it with `dpjax.Plan`, which builds this transform.
 
   Raises:
     UserError: bare arrays, a mask that is missing or of another length, gradients without a batch

@@ -10,9 +10,9 @@ what it is given, so its sensitivity and its event do not change. The product wi
 post-processing. Steps compose adaptively as before. s_t never follows from gradients without noise.
 
 Source: Ganesh, McMahan and Thakurta 2025, arXiv:2507.01129, algorithm 8. There s_t is
-sqrt(v) + eps. Here a floor takes the place of eps, and s_t is divided by its root mean square, so
-that the clip norm keeps its meaning and the noise has the same total variance. On the digits data
-set, at one clip norm, scaling with the defaults does not help.
+sqrt(v) + eps. Here a floor takes the place of eps, and s_t is divided by its root mean square. So
+the clip norm keeps its meaning, and the noise has the same total variance. On the digits data set,
+at one clip norm, scaling with the defaults does not help.
 """
 
 from __future__ import annotations

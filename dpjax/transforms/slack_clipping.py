@@ -15,9 +15,9 @@ g+ has norm at most C. Proof, with the slack d = C - |g| in [0, C]:
 
 So g+ costs what clip(g) costs, under each relation and sampler: noise of z C on all coordinates of
 the sum of g+ is the Gaussian mechanism of noise multiplier z. The coordinates of clip(g) are those
-of DP-SGD. The sum of s is divided by L and the batch size. Its entry k, counted from 0, is then the
-share of norms below r, averaged over r from C (K - k - 1) / K to C (K - k) / K. The bin nearest to
-C comes first. The next clip norm is computed from these noisy shares, which is post-processing.
+of DP-SGD. The sum of s is divided by L and the batch size. Entry k, counted from 0, is then a share
+of norms below r. It is averaged over r from C (K - k - 1) / K to C (K - k) / K, so the bin nearest
+to C comes first. The next clip norm is computed from these noisy shares, which is post-processing.
 
 Here d is made 1e-5 C smaller, so that rounded norms cannot pass the bound.
 """
