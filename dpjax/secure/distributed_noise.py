@@ -208,7 +208,7 @@ class SkellamSum:
       norm = float(np.linalg.norm(vector))
     clipped = vector * min(1.0, self.l2_clip_norm / norm if norm > 0 else 1.0)
     rotated = np.asarray(_rotate(signs, clipped.astype(np.float32)))
-    # The rotation runs in float32, which a finite float64 may exceed.
+    # The rotation runs in float32, whose range a finite float64 may exceed.
     if not np.isfinite(rotated).all():
       return np.zeros(self.padded_dim, np.int64)
     return discrete.encode(rng, rotated, l2_clip_norm=self.l2_clip_norm, scale=self.scale)
@@ -384,13 +384,13 @@ def _total(
 
 
 def _stream(seed: int, *which: int) -> np.random.Generator:
-  """Returns the generator of one client in one round, or of a whole round without a client."""
+  """Returns the generator of (round, client), or of a whole round if no client is given."""
   words = np.random.SeedSequence(seed, spawn_key=which)
   return np.random.Generator(np.random.Philox(words))
 
 
 def _row(sent: Any, weights: np.ndarray, place: int) -> np.ndarray:
-  """Returns the weighted message of one client, flat; exactly 0 where its weight is 0."""
+  """Returns the weighted message of one client, flat; zeros if its weight is 0."""
   leaves = [np.ravel(np.asarray(leaf[place], np.float64)) for leaf in jax.tree.leaves(sent)]
   flat = np.concatenate(leaves)
   weight = float(weights[place])

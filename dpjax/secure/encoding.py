@@ -40,14 +40,14 @@ BITS = (8, 32)
 
 
 class Encoded(NamedTuple):
-  """Integers modulo 2^32: of one client, of several, or their sum."""
+  """Integers modulo 2^32: of one client, of several clients [C, ...], or of their sum."""
 
   values: Any  # a tree like the message, uint32
   weight: Array  # [] uint32
 
 
 def _unsigned(whole: Array) -> Array:
-  # Two's complement: a negative number wraps around.
+  # In two's complement a negative number wraps around, as it must modulo 2^32.
   return whole.astype(jnp.int32).astype(jnp.uint32)
 
 
@@ -88,7 +88,7 @@ class Encoding:
 
   @property
   def largest(self) -> int:
-    """Largest integer of one client: of a coordinate, and of a weight of 1."""
+    """Largest integer that one client sends: for a coordinate, and for a weight of 1."""
     most = (2 ** (self.bits - 1) - 1) // self.max_clients
     # Values are clipped in float32. If it rounds the bound up, the next smaller float is the bound.
     held = np.float32(most)

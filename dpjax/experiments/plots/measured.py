@@ -159,7 +159,7 @@ def federated(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
 
 
 def _machine(target: str) -> str:
-  """Returns words for a platform, or for a target "platform:chip:devices" as "gpu:h100:1"."""
+  """Returns words for a platform, or for a target such as "gpu:h100:1" (platform:chip:devices)."""
   platform, *more = target.split(":")
   words = pictures.proper_name(platform)
   if len(more) < 2:

@@ -101,7 +101,7 @@ class Chain:
   def error(self) -> float:
     """Standard deviation of the rounding error of one product, per slot.
 
-    The rounded parts are uniform in [-1/2, 1/2] and meet a ternary secret.
+    The rounded parts are uniform in [-1/2, 1/2], and are multiplied by a ternary secret.
     Source: Cheon et al. 2017, lemma 2, as a standard deviation and not a bound.
     """
     return (self.degree / 12 * (1 + 2 * self.degree / 3)) ** 0.5 / 2.0**self.scale_bits
@@ -157,7 +157,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _dumps(held: Any) -> bytes:
-  """Serialises through a file, since SEAL writes only to files."""
+  """Serialises an object of SEAL through a file, since SEAL writes only to files."""
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "seal"
     held.save(str(path))
@@ -270,7 +270,7 @@ class SecretKeys:
     return _dumps(self._encryptor.encrypt_symmetric(plain))
 
   def decrypt(self, cipher: bytes) -> np.ndarray:
-    """Decrypts to [slots] float64. Never pass the raw numbers on: see the module."""
+    """Returns the decrypted numbers, [slots] float64. Never pass them on unrounded (see module)."""
     plain = self._coder.seal.Plaintext()
     self._decryptor.decrypt(_loads("Ciphertext", self.chain, cipher), plain)
     return self._coder.decode(plain)
@@ -328,8 +328,7 @@ class SlotEvaluator:
 
   @_one_line()
   def rotate(self, cipher: Ciphertext, steps: int) -> Ciphertext:
-    """Rotates to the left, by a number of slots for which there is a key; 0 changes
-    nothing."""
+    """Rotates to the left by `steps` slots, for which there must be a key. 0 changes nothing."""
     if not steps:
       return cipher
     out = self._seal.Ciphertext()

@@ -231,7 +231,7 @@ class _Pixels:
     return np.stack(list(slots), axis=1)
 
   def coded(self, on: SlotEvaluator, net: SquareNetwork) -> SquareNetwork:
-    """Returns the network unchanged, since encoding one number costs nothing."""
+    """Returns the network unchanged, since encoding one number takes no time."""
     return net
 
   def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]:

@@ -101,7 +101,7 @@ class Supply(Unique):
 def supplies(dealer: Dealer) -> tuple[Supply, Supply]:
   """Returns the supplies of both parties, for a dealer in this process.
 
-  Raises UserError the second time.
+  Raises UserError if this dealer has given its supplies before.
   """
   if dealer.supplied:
     raise UserError("has its two parties; others would get the same masks", field="dealer")

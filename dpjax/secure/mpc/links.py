@@ -213,7 +213,7 @@ class SocketLink:
       raise UserError(f"{self.peer}: {len(data)} bytes are no one message; at most {_MOST}")
     if data is not None:
       head = _LENGTH.pack(len(data) + _TAG)
-      # The length in front is authenticated, too.
+      # The length in front of a frame is authenticated, too.
       out = head + self._seal.encrypt(next(self._sent).to_bytes(12, "big"), data, head)
       self.bytes_sent += len(data)
     if not listen:

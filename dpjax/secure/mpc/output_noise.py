@@ -142,7 +142,7 @@ class OutputNoise:
         field="l2_penalty",
         value=self.l2_penalty,
       )
-    # Squares of larger numbers overflow; no fixed point holds them anyhow.
+    # Squares of larger numbers overflow, and fixed point cannot hold such numbers.
     for field in ("feature_norm", "noise_multiplier", "l2_penalty"):
       if not getattr(self, field) < _LARGEST:
         raise UserError(

@@ -105,7 +105,7 @@ def run(
     for thread in both:
       thread.join(_LOOK)
   if faults:
-    # Waits for threads that report; a thread that hangs is left behind.
+    # Threads get GRACE seconds to report; a thread that hangs is left behind.
     for thread in both:
       thread.join(GRACE)
     # A lost peer is only a consequence of the peer's own error.

@@ -295,7 +295,7 @@ def run_party(
 
 
 def public_leaves(args: tuple, argnums: Sequence[int]) -> tuple[bool, ...]:
-  """Returns whether each leaf of the arguments is public."""
+  """Returns one bool for each leaf of the arguments: whether it is public."""
   for index in argnums:
     validate.integer_in(0, len(args) - 1, public_argnums=index)
   counts = [len(jax.tree.leaves(arg)) for arg in args]

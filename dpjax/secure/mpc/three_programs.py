@@ -84,7 +84,7 @@ def _check(agreed: Agreed) -> None:
 
 
 def _address(at: str) -> tuple[str, int]:
-  # Imported here, since a party on this machine does not need it.
+  # `lobby` is imported here, since a party on this machine does not need it.
   from dpjax.parallel import lobby
 
   return lobby.address(at)

@@ -72,7 +72,7 @@ def _scheme(library: Any, context: Any, make: Any, load: Any, slots: int) -> _Sc
 
 
 def bfv_keys(num_clients: int) -> _Scheme:
-  """Makes fresh BFV keys that fit sums of that many integers below 2^32.
+  """Makes fresh BFV keys that fit sums of `num_clients` integers below 2^32.
 
   Raises:
     UserError: more than 10,000 clients, or TenSEAL is not installed.

@@ -159,7 +159,7 @@ def _signed_keys(terms: Terms, who: int, public: bytes) -> bytes:
 
 
 def is_signed(terms: Terms, who: int, record: bytes) -> bool:
-  """Returns whether client `who` has signed this record of public keys (`directory`)."""
+  """Returns whether client `who` of the directory has signed this record of public keys."""
   public = dict(zip(terms.clients, terms.directory or ()))[who]
   text = _signed_keys(terms, who, record[:KEY_BYTES])
   return primitives.signed_by(public, record[KEY_BYTES:], text)

@@ -344,8 +344,8 @@ def masked_sums(
     chunk = columns.T[start : start + copies]
     factors = np.zeros((copies, num_rows))
     factors[: len(chunk)] = chunk
-    # Each ciphertext has fresh masks: two uses of one mask would reveal a difference. They are
-    # uniform in +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS.
+    # Each ciphertext has fresh masks: two uses of one mask would reveal a difference. Masks
+    # are uniform in +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS.
     bits = np.frombuffer(secrets.token_bytes(8 * factors.size), np.int64)
     masks = ((bits >> (63 - MASK_BITS - 28)) / 2.0**28).reshape(factors.shape)
     cipher = keys.public.combine([encrypted], [factors.ravel()], masks.ravel())

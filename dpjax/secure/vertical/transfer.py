@@ -128,8 +128,10 @@ def transfer_gradient(
   num_classes: int,
   alignment: float,
 ) -> tuple[TransferParams, TransferInfo]:
-  """Computes the exact gradient of the sum of both losses, by one message and its
-  cotangents."""
+  """Returns the gradient of the sum of both losses, and the `TransferInfo`.
+
+  The gradient is exact. It takes one message, and its cotangents back.
+  """
   source = lambda p: source_part(encoders[0], p, batch, num_classes)
   (source_loss, message), pull = jax.vjp(source, params.source)
   target = lambda p, m: target_part(encoders[1], p, m, batch, alignment)
