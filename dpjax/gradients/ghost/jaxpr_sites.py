@@ -42,7 +42,7 @@ from dpjax.types import ArrayTree, Params
 
 
 class Kind(enum.IntEnum):
-  """What a value depends on: the example (DATA), parameters alone (PARAM), or neither (CONST)."""
+  """Dependence of a value: on the example (DATA), on parameters alone (PARAM), or none (CONST)."""
 
   CONST = 0
   PARAM = 1
