@@ -35,9 +35,9 @@ from dpjax.validate import UserError
 
 
 class Aggregator(NamedTuple):
-  """Rule that turns messages into one update. Everything is pure and can be jitted.
+  """Rule that turns messages into one update. All its functions are pure and can be jitted.
 
-  Where `private` is True, an algorithm releases only functions of the aggregator's output. It
+  If `private` is True, an algorithm releases only functions of the aggregator's output. It then
   refuses options that would release anything else (a realised count, a second mean).
   """
 
@@ -220,7 +220,7 @@ def _weighted(messages: Any, weights: Array) -> Any:
   def scaled(leaf: Array) -> Array:
     leaf = trees.at_least_float32(leaf)
     factor = weights.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
-    # 0 x NaN would be NaN, but a client that does not count must send exactly nothing.
+    # 0 x NaN would be NaN, but a client that does not count must send exactly 0.
     return jnp.where(factor == 0, 0, leaf * factor)
 
   return jax.tree.map(scaled, messages)

@@ -28,8 +28,8 @@ from dpjax.gradients import loss_checks
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
 
-# Constants folded into a client's key, one for each use, so that no two uses share a
-# stream.
+# Constants that are folded into a client's key, one for each use, so that no two uses share a
+# random stream.
 OPTIMIZER_KEY = 0  # 1 had a use once
 NOISE_KEY = 2
 ROUNDING_KEY = 3
@@ -56,8 +56,8 @@ class Local(NamedTuple):
   key: Array  # of this client in this round; fold it before use
 
   def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
-    """Returns the client with one more step, its examples (`mask` [B]) and their sum of losses
-    counted."""
+    """Adds one step to the client's counts, with the number of examples in `mask` [B] and the sum
+    of their losses."""
     return self._replace(
       # The loop over steps needs a carry of one type, also for losses in float64.
       loss_sum=self.loss_sum + jnp.asarray(loss, self.loss_sum.dtype),
@@ -80,7 +80,7 @@ def begun(
 
 
 class ClientInfo(NamedTuple):
-  """Diagnostics for users. Computed from raw examples: NOT private."""
+  """Diagnostics for users. They are computed from raw examples: NOT private."""
 
   train_loss: Array  # [] mean over all local steps
   num_examples: Array  # []

@@ -61,7 +61,7 @@ class FederatedState(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-  """Diagnostics for users. Computed from raw client data: NOT private."""
+  """Diagnostics for users. They are computed from raw client data: NOT private."""
 
   train_loss: Any  # mean of the clients' losses by their examples; NumPy, as all here
   mean_norm: Any  # of the clients' messages

@@ -154,7 +154,7 @@ def _parameters(
   """
   inside = {path: (path, entry) for path, entry in stored.items() if path}
   tops = {path[0] for path in inside}
-  # A saved training state has "params" twice: its field, and inside it linen's collection.
+  # A saved training state has a field "params", which holds linen's collection "params".
   while "params" in tops:
     bad = sorted(tops & {*_COLLECTIONS})
     if bad:
@@ -205,7 +205,7 @@ def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
     tree = msgpack.unpackb(
       content, ext_hook=_extension, object_pairs_hook=_table, strict_map_key=False
     )
-  # A damaged file raises ValueError or a subclass. A key that is a table raises TypeError.
+  # msgpack raises ValueError or a subclass for a damaged file, TypeError for a table as a key.
   except (ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
     raise UserError(f"{label}: is no checkpoint of Flax ({first_line(error)})") from error
   if not isinstance(tree, dict):

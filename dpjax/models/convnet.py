@@ -56,9 +56,10 @@ class Cnn(nn.Module):
   """The usual MNIST network of private training, with two convolutions: images -> logits.
 
   The first convolution has 16 channels, 8x8 kernels, stride 2 and SAME padding. The second has 32
-  channels, 4x4 kernels, stride 2 and VALID padding. A 2x2 max-pool of stride 1 follows each. Then
-  come a dense layer of 32 and the head. There are 26,010 parameters for 28x28x1 images and 10
-  classes (Papernot et al. 2021, table 1). Images below 13x13 need smaller kernels or strides.
+  channels, 4x4 kernels, stride 2 and VALID padding. A 2x2 max-pool of stride 1 follows each
+  convolution. Then come a dense layer of 32 and the head. There are 26,010 parameters for 28x28x1
+  images and 10 classes (Papernot et al. 2021, table 1). Images below 13x13 need smaller kernels or
+  strides.
 
   >>> import jax.numpy as jnp
   >>> from dpjax import trees
@@ -171,8 +172,8 @@ class CifarCnn(ConvNet):
   """The CIFAR-10 network of Papernot et al. (2021, table 2): images -> logits.
 
   Six 3x3 SAME convolutions have 32, 32, 64, 64, 128 and 128 channels. A pool follows every second
-  one. Then come a dense layer of 128 and the head. There are 550,570 parameters for 32x32x3 images
-  and 10 classes.
+  convolution. Then come a dense layer of 128 and the head. There are 550,570 parameters for 32x32x3
+  images and 10 classes.
   """
 
   filters: Sequence[int] = (32, 32, 64, 64, 128, 128)

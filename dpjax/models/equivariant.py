@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[tuple[int, bool], ...]] = {
 def acted(x, turns: int, mirrored: bool, axes: tuple[int, int] = (0, 1)):
   """Applies a group element g to an array: (g x)(p) = x(g^-1 p).
 
-  If `mirrored`, x is first mirrored along axes[1]. Then it makes `turns` quarter turns.
+  If `mirrored`, x is first mirrored along axes[1]. Then x is turned by `turns` quarter turns.
 
   >>> acted(np.array([[1, 2], [3, 4]]), 1, True).tolist()
   [[1, 3], [2, 4]]
@@ -161,15 +161,15 @@ def _check_even(shape: tuple[int, ...], stride: int) -> None:
 class EquivariantCnn(nn.Module):
   """A small CNN whose layers rotate and mirror with the image: images -> logits.
 
-  The first convolution lifts images to maps of the group. The others take such maps. Convolution
-  i + 1 has `filters[i]` features and stride `strides[i]`. A 2x2 max-pool follows
+  The first convolution lifts images to maps of the group. All other convolutions take maps of the
+  group. Convolution i + 1 has `filters[i]` features and stride `strides[i]`. A 2x2 max-pool follows
   convolution j if j is in `pool_after`. Then come the maximum over the group, the mean over
   positions, and a linear head. Logits of a turned or mirrored image are the same. With
   `invariant=False` the head gets all positions instead of their mean, and the logits may depend on
   the orientation.
 
   Args:
-    group: "D4" (turns and mirrors), "C4" (turns), "C1" (none: an ordinary network).
+    group: "D4" (turns and mirrors), "C4" (turns), "C1" (no symmetry: an ordinary network).
     first_kernel: size of the lifting kernel, odd for stride 1 and even for stride 2. The other
       kernels are 3x3, or 4x4 with stride 2.
     num_groups: number of groups of channels. Before each activation, each group is standardised
@@ -236,7 +236,7 @@ class EquivariantCnn(nn.Module):
       if i + 1 in self.pool_after:
         _check_even(x.shape, 2)
         x = max_pool(x)
-    # Turning the image only moves the positions of this maximum. The mean over them stays.
+    # Turning the image only moves these maxima to other positions, so their mean stays the same.
     x = x.reshape(*x.shape[:3], -1, len(GROUPS[self.group])).max(axis=-1)
     x = x.mean(axis=(1, 2)) if self.invariant else x
     return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

@@ -45,7 +45,7 @@ def load_gpt2(
   embeddings the file may hold an `lm_head.weight` only if it equals `wte.weight`.
 
   Args:
-    path: file of tensors of F32, F16 or BF16; https://huggingface.co/openai-community/gpt2 has one.
+    path: file of F32, F16 or BF16 tensors, as in https://huggingface.co/openai-community/gpt2.
     model: model with norm_epsilon=1e-5; its sizes decide which names and shapes are wanted.
     first_id: id that the model uses for the file's first word; 1 if the tokenizer keeps 0 for
       padding. Lower ids get the embedding of the file's last word, the end of text in GPT-2.

@@ -136,7 +136,7 @@ def learned_patches(images: np.ndarray, *, words: int = WORDS) -> PatchNetwork:
 
 
 def _drawn(images: np.ndarray, random: np.random.Generator) -> np.ndarray:
-  """Draws patches [n, p] at random places of random images, each of mean 0 and variance 1.
+  """Draws patches [n, p] at random places of random images. Brings each to mean 0 and variance 1.
 
   Patches of nearly one colour get a smaller variance.
   """

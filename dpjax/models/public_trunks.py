@@ -187,14 +187,14 @@ def trunk_chunks(
 
 @functools.partial(jax.jit, static_argnums=0)
 def outputs(network: Trunk, weights: Any, x: jax.Array) -> list[jax.Array]:
-  """Computes the outputs of the layers that are read, averaged over a 2x2 grid.
+  """Computes the outputs of all layers with `is_read`, averaged over a 2x2 grid.
 
   Args:
     weights: (kernel [h, w, in, out], bias [out]) of each layer.
     x: images [b, H, W, C] in [0, 1].
 
   Returns:
-    [b, 2, 2, features] of each layer that is read.
+    A list of arrays [b, 2, 2, features], one for each layer with `is_read`.
   """
   b, _, _, colours = x.shape
   x = jax.image.resize(x, (b, network.size, network.size, colours), "bilinear")

@@ -25,8 +25,8 @@ from dpjax.validate import UserError
 
 
 class _Entry(NamedTuple):
-  # Class whose parameters are the options, or the name of the class in dpjax.models. The name lets
-  # it be imported on demand.
+  # Class whose parameters are the options; or its name in dpjax.models, if it is to be imported on
+  # demand.
   module: Any
   make: Callable[..., Any] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides

@@ -27,7 +27,7 @@ from dpjax import random_images, trees, validate
 from dpjax.types import DType, HostArray, Indexed
 from dpjax.validate import UserError
 
-# Kymatio rounds pi in the norm of its filters. This value makes the features agree.
+# Kymatio uses this rounded pi in the norm of its filters, so features here agree with Kymatio's.
 _PI = 3.1415
 # Product of slant and L. Wavelets are 1 / slant = L / 4 times longer across than along the wave.
 _SLANT = 4.0
@@ -413,7 +413,7 @@ def scattering_chunks(
   count = len(x)
   _check_colours(colours, images.shape[3])
   if batch_size is None:
-    # On the CPU the intermediates of 48 planes fit into the caches, which is twice as fast as 96.
+    # On a CPU the intermediates of 48 planes fit into the caches: twice as fast as with 96 planes.
     planes = 48 if jax.default_backend() == "cpu" else 1024
     batch_size = max(1, planes // images.shape[3])
   validate.integer_at_least(1, batch_size=batch_size)

@@ -42,7 +42,7 @@ def standardize_kernel(
 
 
 class WsConv(nn.Module):
-  """SAME convolution with a standardised kernel, a learnt gain and a bias, NHWC."""
+  """SAME convolution of NHWC images with a standardised kernel, a learnt gain and a bias."""
 
   features: int
   kernel_size: int = 3
@@ -69,10 +69,10 @@ class WideResNet(nn.Module):
   After a convolution of 16 channels come three stages of (depth - 4) / 6 blocks each, with 16, 32
   and 64 times `width` channels. A block applies (activation, GroupNorm, conv 3x3) twice, and adds a
   skip path. In the first block of a stage the skip path is (activation, GroupNorm, conv 1x1). Then
-  come activation, GroupNorm, the mean over positions and a linear head. The source of order and
-  normalisation is De et al. (2022),
-  "Unlocking high-accuracy differentially private image classification through scale". WRN-16-4 has
-  2,753,818 parameters, WRN-40-4 8,961,306. Images may have any size.
+  come activation, GroupNorm, the mean over positions and a linear head. Order and normalisation are
+  from De et al. (2022), "Unlocking high-accuracy differentially private image classification
+  through scale". WRN-16-4 has 2,753,818 parameters, WRN-40-4 has 8,961,306. Images may have any
+  size.
 
   >>> model = WideResNet(depth=10, width=1, num_classes=10)
   >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))

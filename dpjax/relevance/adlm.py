@@ -21,7 +21,7 @@ from dpjax import noise as noise_lib
 from dpjax.relevance.settings import AdLM
 from dpjax.types import Array
 
-# Weight of the old running statistics of the batch normalisation.
+# Weight of the old running statistics when the statistics of a batch are mixed in.
 _MOMENTUM = 0.9
 # Number that is added to a variance, so that no unit divides by zero.
 _TINY = 1e-3
@@ -116,7 +116,7 @@ def loss_noise(
 
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:
   """Returns a loss: the mean over a batch of sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8,
-  less sum(N * W). The sum over k is the sigmoid cross-entropy, to second order in |z|.
+  minus sum(N * W). The sum over k is the sigmoid cross-entropy, to second order in |z|.
   z are the logits, y is 1 for the label's class, N is `noise`, W are the weights of the last layer.
 
   The loss returns (value, statistics of the batch).

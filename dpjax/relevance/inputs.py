@@ -42,7 +42,7 @@ class Keys(NamedTuple):
 
 
 class Nets(NamedTuple):
-  """Linen modules (or anything with init and apply)."""
+  """The nets of a run: linen modules, or anything with init and apply."""
 
   first: Any  # model 1, whose relevance is propagated
   second: Any  # model 2, which is released
@@ -210,7 +210,7 @@ class Inputs:
 
 
 class RecordNoise(NamedTuple):
-  """The noise on records, for an audit."""
+  """Description of the noise on records, for an audit."""
 
   shape: tuple[int, ...]  # of one noised record
   beta: np.ndarray  # [d]

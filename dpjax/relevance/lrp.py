@@ -132,8 +132,8 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
 
 @_moved.rename_keywords(found="scored")
 def conservation_gap(scored: Relevance) -> Array:
-  """Returns the gaps [B]: |sum of the scores - start| / max(|start|, 1e-9), with the start in
-  `scored`.
+  """Returns the gaps [B]: |sum of the scores - start| / max(|start|, 1e-9), where start is
+  `scored.start`.
 
   A gap is the share of relevance that is lost to biases, to the stabilizer, and at sums without
   contributions of the sign that the rule needs.

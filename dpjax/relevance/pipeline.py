@@ -41,7 +41,8 @@ NAMES = ("radp", *METHODS)
 
 
 def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
-  """Names the optional parts of an Inputs that a method reads; `run` refuses the others.
+  """Returns the names of the optional parts of an Inputs that a method reads. `run` refuses other
+  parts.
 
   >>> sorted(reads("radp", "paper", Rigorous())), sorted(reads("dpsgd", "paper", Rigorous()))
   (['relevance_records'], [])

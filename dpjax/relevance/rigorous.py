@@ -123,7 +123,8 @@ def noisy_relevance(
   Guarantee: (epsilon, delta)-DP under `neighboring_relation` for a mean of rows on the
   simplex (L1 sensitivity 2 / n, L2 sqrt(2) / n under replace_one; both 1 / n under
   add_or_remove_one with a public n). Value and noise are float64: float32 noise would leave
-  the low bits of the mean without noise. `mechanisms.finite` says what its grid leaves open.
+  the low bits of the mean without noise. `mechanisms.finite` says what the grid of the noise leaves
+  open.
   """
   l1 = l1_sensitivity(num_records, neighboring_relation)
   l2 = (math.sqrt(2) if neighboring_relation == RELATION else 1.0) / num_records
@@ -227,7 +228,7 @@ def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
 
 
 def _scaled_to(x: np.ndarray, norms: np.ndarray, clip: float) -> np.ndarray:
-  # A record of zeros has norm 0, which must not divide.
+  # A record of zeros has norm 0, so the divisor needs a bound.
   factor = np.minimum(1, clip / np.maximum(norms, 1e-30)).astype(np.float32)
   return x * factor.reshape(-1, *[1] * (x.ndim - 1))
 

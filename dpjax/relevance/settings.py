@@ -66,7 +66,8 @@ class Paper:
 
   @property
   def reading(self) -> Reading:
-    """Interpretation of Algorithm 3: that of `preset`, or for "custom" that of the next fields."""
+    """Interpretation of Algorithm 3 by `preset`; for "custom" by `beta_norm`, `times_batch_size`
+    and `draw`."""
     if self.preset == "custom":
       return Reading(self.beta_norm, self.times_batch_size, self.draw)
     return PRESETS[self.preset]
@@ -76,7 +77,7 @@ class Paper:
 class Rigorous:
   """Settings of the mode with a proof; see `relevance.rigorous`. No budget depends on the data.
 
-  `rel_noise`, `labels` and `draw` accept what the paper does only to refuse it by name.
+  For `rel_noise`, `labels` and `draw`, the choices of the paper are refused by name.
   """
 
   split: bool = True  # disjoint records for relevance (D1) and features (D2): max, not sum
@@ -206,8 +207,8 @@ class AdLM:
   first_layer_sensitivity: float | None = None  # None: 2 (d / 4) 25, 9800 on MNIST
   hidden: int = 30  # units of the last hidden layer
   input_clip: float = 10.0  # of the noisy inputs
-  # False: the loss gets no noise, as in the authors' code for MNIST. That code gives its training
-  # step the noise of its tests, of scale 0.
+  # Whether the loss gets noise. It gets none in the authors' code for MNIST, which gives its
+  # training step the noise of its tests, of scale 0.
   loss_noise: bool = True
 
   def __post_init__(self) -> None:

@@ -47,8 +47,8 @@ class Batcher:
 
   Args:
     max_queue: largest number of rows that wait.
-    wait_ms: milliseconds that the first request of a batch waits for others.
-    computed: called with (model, seconds, rows) after each batch.
+    wait_ms: milliseconds that the first request of a batch waits for other requests.
+    computed: function that is called with (model, seconds, rows) after each batch.
   """
 
   def __init__(

@@ -445,7 +445,7 @@ class PatientProtocol(H11Protocol):
     super().connection_lost(exc)
 
   def eof_received(self) -> bool:
-    # True keeps the other direction open until the answer is written.
+    # True keeps the other direction of the connection open until the answer is written.
     return self._busy
 
   @property
@@ -481,7 +481,7 @@ def server(
   Args:
     host, port: address to listen at; port 0: any free port.
     head_seconds: seconds within which a connection must send the whole head of its next request.
-    ready: called with host and port once the server listens.
+    ready: function that is called with host and port once the server listens.
 
   Raises:
     UserError: the server cannot listen at the address.

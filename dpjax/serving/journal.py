@@ -41,7 +41,7 @@ _CHAIN = ', "chain": "'
 
 
 class ServiceJournal:
-  """The journal of one service, in a folder of its own.
+  """The journal of one service, in a folder that no other service uses.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as folder:

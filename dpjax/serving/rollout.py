@@ -148,13 +148,14 @@ class Rollout:
     rule = self.rule
     new = self.counts["new"]
     why = f"{new.requests} requests, {new.errors} errors, p99 {p99_ms:.1f} ms"
-    # A model that fails is withdrawn early: after a tenth of the requests of a stage.
+    # A model that fails is withdrawn early: after a tenth of the requests of a stage, or after 10
+    # requests if that is more.
     early = max(10, rule.requests // 10)
     enough = new.requests >= rule.requests
     if new.requests >= min(early, rule.requests):
       allowed = rule.error_rate * new.requests
-      # Early, errors may exceed their bound by three standard deviations of a count, so that one
-      # error does not decide.
+      # In an early decision, errors may exceed their bound by three standard deviations of a count,
+      # so that one error does not decide.
       slack = 0.0 if enough else _DEVIATIONS * math.sqrt(max(allowed, 1.0))
       if new.errors > allowed + slack:
         return ROLL_BACK, f"{why}; the error rate is above {rule.error_rate}"

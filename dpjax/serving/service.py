@@ -335,7 +335,7 @@ class Service:
   def _snapshot(self) -> dict[str, Any]:
     """Returns the counts of open windows and of the stage, as they are saved."""
     counts = {
-      # Length of the journal, so that missing lines are noticed.
+      # The length of the journal is saved, so that missing lines are noticed.
       "lines": self.journal.num_lines,
       "run": digest_of(self.old),
       "drift": self.windows.drift.plain(),

@@ -28,7 +28,7 @@ from dpjax.serving.service_settings import ServiceSettings
 # The number and the times of requests are not hidden, so neighbouring streams have equally many
 # rows and differ in one row.
 STREAM_RELATION = "replace_one"
-# Bins of one label from feedback: which model answered, and whether it was right.
+# Bins of a label from feedback: which model answered, and whether the answer was right.
 FEEDBACK = Bins("feedback", num_classes=4)
 # A window raises the alarm if its accuracy is this many standard deviations below the lowest
 # accepted accuracy. With many labels, and a model as accurate as in its test, fewer than 2.3 % of
@@ -135,7 +135,7 @@ class Windows:
     # Full windows of rows, which the next tick releases.
     self.full: list[OpenWindow] = []
     budget = settings.drift_budget
-    # A ledger needs a budget. Without one in the settings, no service can spend this number.
+    # A ledger needs a budget. Without a budget in the settings, it gets one that no service spends.
     self.stream_ledger = mechanisms.BudgetLedger(
       epsilon=1e12 if budget is None else budget, neighboring_relation=STREAM_RELATION
     )
@@ -283,7 +283,7 @@ class Windows:
       return None
     counts, scale = released
     labels = np.maximum(np.asarray(counts[FEEDBACK.name], np.float64), 0)
-    # Noise may leave a total of 0, which must not divide.
+    # Noise may leave a total of 0, so the divisor is at least 1.
     total = max(float(labels.sum()), 1.0)
     self.accuracy = float((labels[0] + labels[2]) / total)
     expected = run.result.get("test_accuracy")

@@ -35,11 +35,12 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   examples.
   Proof. At most g - z of the m messages are arbitrary, and at least n - f >= f + 3 are
   honest. So k <= n - f - 1: an honest message has k honest others, and scores k D^2 at most.
-  A selected message scores no more than the worst honest one, as there are num_selected
-  honest ones. If it is arbitrary, at most g - 1 of its k >= g nearest others are: one of them
-  is honest, and its squared distance is one term of a score <= k D^2.
-  The same holds where all z are honest and f more clients are arbitrary, if m >= 2 g + 1: a
-  silent client gives the attackers no vote. So NaN and silence of attackers stop no round.
+  A selected message scores no more than the worst honest message, as there are num_selected
+  honest messages. If it is arbitrary, at most g - 1 of its k >= g nearest others are arbitrary. So
+  one of these is honest, and its squared distance is one term of a score <= k D^2.
+  The same holds if all z clients of weight 0 are honest and f other clients are arbitrary, and
+  m >= 2 g + 1: a silent client gives the attackers no vote. So NaN and silence of attackers stop
+  no round.
 
   Args:
     num_byzantine: number f of arbitrary clients. A round of n <= 2 f + 2 clients is refused. A

@@ -65,13 +65,14 @@ def by_name(
   num_threads: int | None = None,
   memory_budget_gb: float | None = None,
 ) -> MapClients:
-  """Returns the execution of a name. Raises UserError for an argument that it does not use.
+  """Returns the execution of a name. Raises UserError for an argument that the execution ignores.
 
   Args:
     name: one of NAMES.
     num_devices: number of devices, for "pmap" and "shard_map"; None: all.
     num_threads: number of threads, for "loop" and "auto"; None: one for each core.
-    memory_budget_gb: 1e9 bytes of a block's examples, for "vmap", "pmap" and "shard_map"; None: 1.
+    memory_budget_gb: largest size of a block's examples in 1e9 bytes, for "vmap", "pmap" and
+      "shard_map"; None: 1.
 
   >>> by_name("pmpa")
   Traceback (most recent call last):

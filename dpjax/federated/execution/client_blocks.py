@@ -54,9 +54,9 @@ class ByteBudget(NamedTuple):
   def cut(self, cohort: Cohort, places: np.ndarray, size: int, sent: bool) -> Any:
     """Yields (places, padded number of clients) of pieces that together hold all `places`.
 
-    There is one piece if all fit. Otherwise each piece has a power of two clients for each device,
-    so that there are few shapes. The largest clients come first. A piece has at least one client
-    for each device, even if it exceeds the limit.
+    There is one piece if all clients fit. Otherwise the number of clients of a piece on each device
+    is a power of two, so that there are few shapes. The largest clients come first. A piece has at
+    least one client for each device, even if it exceeds the limit.
 
     Args:
       size: number of clients to which one whole piece would be padded.
@@ -252,7 +252,8 @@ class Blocks:
       yield block, self._way.program(context, *pair)
 
   def _lowered(self, context: Context, cohort: Cohort) -> made_for.StepProgram:
-    """Lowers the program of the first block, whose clients have the most steps, for a target."""
+    """Lowers the program of the first block, whose clients have the most steps, for the target of
+    `made_for`."""
     context, pairs = self._cut(context, cohort)
     first, *others = pairs
     if self._way.everywhere is None:

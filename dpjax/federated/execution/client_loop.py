@@ -28,7 +28,7 @@ from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial
 from dpjax.validate import UserError
 
-# The loop waits after this many clients, and moves their results to the host.
+# Number of clients after which the loop waits, and moves their results to the host.
 _FLUSH = 256
 
 

@@ -17,7 +17,7 @@ from dpjax.types import ArrayLike, ArrayTree
 
 
 class Context(NamedTuple):
-  """Values that all clients of a round share; each sees only its own rows of the data."""
+  """Values that all clients of a round share. Each client sees only its own rows of the data."""
 
   received: Received
   data: Any  # arrays [n, ...] that batches hold rows of; None: batches hold examples

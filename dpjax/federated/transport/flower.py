@@ -135,7 +135,7 @@ def client_app(
   Guarantee: see the top of this module. A round whose work was interrupted counts as answered.
 
   Raises:
-    UserError: flwr is not installed; num_rounds < 1; a relative folder.
+    UserError: flwr is not installed; num_rounds < 1; the path of the folder is relative.
   """
   app = _flwr("flwr.clientapp").ClientApp()
   flwr = _flwr("flwr.app")

@@ -101,7 +101,7 @@ def params_of(tree: ArrayTree, name_of: NameOf, path: str) -> Params:
 
 
 def parts_of(build: Callable[[Array], Any], name_of: NameOf) -> Parts:
-  """Splits the tree that `build(key)` returns, built from a constant key.
+  """Splits the tree that `build(key)` returns for a constant key into names and constants.
 
   >>> build = lambda key: [jax.random.normal(key, (2,)), 3]
   >>> parts = parts_of(build, lambda at, leaf: keystr(at))
@@ -159,7 +159,7 @@ def depends_on_key(call: Callable[[Array], Any]) -> bool:
   jaxpr = jax.make_jaxpr(traced)(jax.random.key(0)).jaxpr
   reached = set(map(id, jaxpr.invars))
   # Equations stand in the order of execution, so one pass finds all results that depend on the
-  # key. If a nested call takes such a value, all its results count as dependent.
+  # key. If a nested call takes a dependent value, all results of the call count as dependent.
   for equation in jaxpr.eqns:
     if any(id(operand) in reached for operand in equation.invars):
       reached.update(map(id, equation.outvars))
