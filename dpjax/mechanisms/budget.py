@@ -54,7 +54,7 @@ class ShardCharge:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetCharge:
-  """One entry of a `BudgetLedger`: the cost of a mechanism, and its event if known."""
+  """An entry of a `BudgetLedger`: the cost of a mechanism, and its event if known."""
 
   name: str
   epsilon: float
