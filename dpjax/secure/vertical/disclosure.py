@@ -56,7 +56,7 @@ MAX_LEVERAGE = 0.9
 # beside large ones.
 _RANK = 1e-9
 _STEP = 2.0**-28
-# Rounding of the singular values themselves, relative to the largest.
+# Rounding error of the singular values, relative to the largest one.
 _ROUNDING = 1e-14
 # Fraction bits of a sum that the coordinator reveals; CKKS errs by about 1e-6.
 SUM_BITS = 20
@@ -91,7 +91,7 @@ def numbers_held(num_rows: int, num_features: int, *, labels: bool) -> int:
 
 
 def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
-  """Returns the bits of matrix^T residuals, each sum rounded to 2^-SUM_BITS.
+  """Returns how many bits matrix^T residuals tell, with each sum rounded to 2^-SUM_BITS.
 
   Args:
     matrix: [B, d] of one party.
@@ -115,8 +115,8 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
 def discrete_bits(matrix: np.ndarray) -> float:
   """Returns the bits in columns of few values, by the entropy of their content.
 
-  A column has few values if it has at most two, or if each comes twice on average. Another party
-  may then know the list of them.
+  A column has few values if it has at most two, or if each value comes twice on average. Another
+  party may then know the list of values.
 
   >>> discrete_bits(np.array([[0.0, 0.1], [1.0, 0.2], [0.0, 0.3], [1.0, 0.4]]))
   4.0
