@@ -33,7 +33,7 @@ class Ran(NamedTuple):
 
   @property
   def cost(self) -> tuple[int, int, int]:
-    """(Bytes between the parties, bytes from the dealer, rounds)."""
+    """Tuple of bytes between the parties, bytes from the dealer, and rounds."""
     sent = sum(party.bytes_sent for party in self.spent)
     dealt = sum(party.bytes_dealt for party in self.spent)
     return sent, dealt, self.spent[0].rounds

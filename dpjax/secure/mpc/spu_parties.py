@@ -126,7 +126,7 @@ class SpuParty(NamedTuple):
     return [rank for rank in range(self.parties) if rank != self.rank]
 
   def _agree(self, *facts: Any) -> None:
-    """Raises UserError unless all parties run the same program under the same terms."""
+    """Raises UserError unless program, protocol, owners and reveal_to are equal in all parties."""
     mine = hashlib.sha256(repr(facts).encode()).digest()
     for rank in self._others():
       self.link.send_async(rank, mine)

@@ -216,7 +216,10 @@ class PrivateStatistics:
     )
 
   def bounded(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounded rows, which enter the sums. Each one depends on its own row alone."""
+    """Returns the bounded rows, without rows that hold NaN or infinity.
+
+    Each bounded row depends on its own row alone.
+    """
     x, y = _rows(x, y)
     kept = np.isfinite(x).all(axis=1) & np.isfinite(y)
     x = x[kept]
