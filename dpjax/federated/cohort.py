@@ -189,8 +189,8 @@ def cohorts(
   Each cohort is a function of (rng, round) alone, so a resumed run draws the cohorts that the
   interrupted run would have drawn. A Poisson cohort may be empty. Pass an empty cohort to `round`,
   too, which adds the noise that the plan accounts for. Each cohort holds its plan and its round.
-  `round` refuses a cohort of another round, and a cohort of a private plan unless the aggregator
-  adds the noise of that plan.
+  `round` refuses a cohort of another round. It also refuses a cohort of a private plan, unless the
+  aggregator adds the noise of that plan.
 
   Args:
     plan: plan for clients: `sampling_prob` is that of a client, `normalize_by` counts clients.

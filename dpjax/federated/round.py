@@ -220,9 +220,8 @@ def federated(
     cohort give the same bits again, and the state stays usable.
 
   Raises:
-    UserError: `round` raises it if a client is twice in a cohort, or if a plan drew the cohort for
-      other noise than the aggregator's or for another round. `cohorts` raises it if the aggregator
-      has no plan.
+    UserError: raised by `round` if a client is twice in a cohort, or if a plan drew the cohort for
+      another round or for noise of another plan. Raised by `cohorts` if the aggregator has no plan.
   """
   trees.check_key(key=key)
   aggregator = weighted_mean() if aggregator is None else aggregator

@@ -137,8 +137,8 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
   Args:
     path: file of F32, F16 or BF16 tensors. Their names may begin with "bert.". Heads of
       pretraining (`cls.`) are skipped.
-    params: first parameters of the model. The last layer keeps its first values if the file has no
-      last layer, or a last layer for another number of classes.
+    params: first parameters of the model. The last layer keeps them if the file has no last layer
+      for this number of classes.
 
   Raises:
     UserError: the file is missing or is no safetensors file; a tensor is missing, unknown, of

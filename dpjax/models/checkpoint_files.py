@@ -60,8 +60,8 @@ def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
   Args:
     path: a msgpack file, an Orbax folder, or a folder of checkpoints, of which the newest is
       read. The parameters are the whole tree, or the part under "params".
-    params: first parameters of the model. The last layer, `head`, keeps its first values if the
-      file has no `head`, or a `head` for another number of classes.
+    params: first parameters of the model. The last layer, `head`, keeps them if the file has no
+      `head` for this number of classes.
 
   Returns:
     Parameters in the structure and the types of `params`.

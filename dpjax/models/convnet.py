@@ -188,9 +188,9 @@ _THREE_POOLS: dict[str, Any] = {"pool_after": (1, 2, 3)}
 class RadpCnn(ConvNet):
   """The networks of Kang and Wang (2024, table 2): images -> logits.
 
-  The paper prints "kernels 4x4, 8x8, 16x16". These numbers are taken as numbers of filters here,
-  since they double, and kernels of such sizes would exceed the pooled image. All kernels are 3x3
-  SAME. Use relu for the network whose relevance is propagated.
+  The paper prints "kernels 4x4, 8x8, 16x16". These numbers are taken as numbers of filters here.
+  They double, and kernels of these sizes would exceed the pooled image. All kernels are 3x3 SAME.
+  Use relu for the network whose relevance is propagated.
 
   >>> import jax.numpy as jnp
   >>> from dpjax import trees

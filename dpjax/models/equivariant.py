@@ -177,8 +177,8 @@ class EquivariantCnn(nn.Module):
       normalisation.
 
   Raises:
-    UserError: a size is out of range, or would break the symmetry: a side is odd where it is
-      halved, a kernel is not centred, or a group of channels does not hold whole features.
+    UserError: a size is out of range; a side is odd where it is halved; a kernel is not centred; a
+      group of channels does not hold whole features. The last three would break the symmetry.
 
   >>> from dpjax import trees
   >>> model, x = EquivariantCnn(num_classes=10), jnp.zeros((1, 32, 32, 3))

@@ -43,8 +43,8 @@ _PIXEL_FLOOR = 10 / 255**2
 _AXIS_FLOOR = 0.1
 _DIRECTION_FLOOR = 1e-5
 _EXAMPLE_FLOOR = 1e-5
-# Number of patches from which the dictionary is learnt, number of rounds of k-means, and the seed
-# for drawing patches and first words.
+# Number of patches from which the dictionary is learnt, and number of rounds of k-means. The seed
+# draws patches and first words.
 _PATCHES = 200_000
 _ROUNDS = 10
 _SEED = 0
@@ -341,7 +341,7 @@ def _averages(
     return pooling.standardized_roots(values)
 
   # Images are taken one at a time. The maps of one image fit into a CPU's cache, which is four
-  # times as fast, and rounding cannot depend on an image's place in the batch.
+  # times as fast. And rounding cannot depend on an image's place in the batch.
   return jax.lax.map(features, x)
 
 

@@ -106,8 +106,8 @@ def load_resnet(path: str | os.PathLike[str], model: ResNet, params: Params) -> 
   Args:
     path: file of F32, F16 or BF16 tensors with torchvision's names (`layer1.0.conv1.weight`).
       Running means and variances are folded into the convolutions.
-    params: first parameters of the model. The last layer keeps its first values if the file has no
-      last layer, or a last layer for another number of classes.
+    params: first parameters of the model. The last layer keeps them if the file has no last layer
+      for this number of classes.
 
   Raises:
     UserError: the file is missing or is no safetensors file; its norms have no running statistics,

@@ -80,8 +80,8 @@ def standardized_features(
   Each example is standardised once, instead of in every step that draws it. The head is then built
   with num_groups=None. `in_place` overwrites `features`, which may take gigabytes.
 
-  Guarantee: a row of the result is a function of the same row of `features` alone, bit for bit,
-  whatever the number of rows.
+  Guarantee: a row of the result is a function of the same row of `features` alone. This holds bit
+  for bit, whatever the number of rows.
 
   >>> x = np.random.default_rng(0).random((3, 2, 2, 4), np.float32)
   >>> wanted = group_standardize(x, 2)

@@ -151,8 +151,8 @@ def _angle_operators(hats, entry, stride: int) -> np.ndarray:
 
 
 def _bank(hats, entry_rows, entry_cols, stride: int) -> _Bank:
-  """Returns the operators of filters `hats` [F, P1, P2] for real planes, which the matrices
-  `entry_rows` [P1, H] and `entry_cols` [P2, W] pad."""
+  """Returns the operators of filters `hats` [F, P1, P2] for real planes. The matrices `entry_rows`
+  [P1, H] and `entry_cols` [P2, W] pad the planes."""
   size = entry_cols.shape[0]
   spectrum = np.fft.rfft(entry_cols, axis=0)  # [K, W]
   forward = np.stack([spectrum.real, spectrum.imag], 1).reshape(-1, spectrum.shape[1])
@@ -358,8 +358,8 @@ def scattering_features(
     [n, H // 2**J, W // 2**J, num_channels(J, L) * C], see `scattering`. In float32, 60,000
     images take 0.95 GB at 28x28x1 and 3.7 GB at 32x32x3.
 
-  Guarantee: a row of the result is a function of the same row of `x` alone, bit for bit, whatever
-  its place and the other rows.
+  Guarantee: a row of the result is a function of the same row of `x` alone. This holds bit for bit,
+  whatever the place of the row and the other rows.
 
   Raises:
     UserError: in the cases that `scattering` names; for unknown `colours`; for "opponent" without

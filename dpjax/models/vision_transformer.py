@@ -123,8 +123,8 @@ def load_vit(
   Args:
     path: file of F32, F16 or BF16 tensors, with timm's names (`blocks.0.attn.qkv.weight`) or
       Hugging Face's (`vit.encoder.layer.0.attention.attention.query.weight`).
-    params: first parameters of the model. The last layer keeps its first values if the file has no
-      last layer, or a last layer for another number of classes.
+    params: first parameters of the model. The last layer keeps them if the file has no last layer
+      for this number of classes.
 
   Raises:
     UserError: the file is missing or is no safetensors file; a tensor is missing, unknown, of

@@ -151,8 +151,8 @@ def parameters(
 ) -> Params:
   """Makes the float32 parameters of a model from the tensors of a file.
 
-  The last layer keeps its values in `begun` if the file has no last layer, or a last layer for
-  another number of classes.
+  The last layer keeps its values in `begun` if the file has no last layer for this number of
+  classes.
 
   Args:
     held: tensors by name, without those that are skipped.
@@ -241,8 +241,8 @@ def convolution(name: str) -> Origin:
 
 
 def folded_kernel(name: str, norm: str, epsilon: float) -> Origin:
-  """Returns the origin of a kernel [h, w, in, out] that is multiplied by scale / standard deviation
-  of the batch norm after it."""
+  """Returns the origin of a kernel [h, w, in, out] with the batch norm after it folded in. The norm
+  multiplies the kernel by scale / standard deviation."""
 
   def combine(arrays: list[np.ndarray]) -> np.ndarray:
     weight, scale, variance = arrays

@@ -323,10 +323,10 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
 def radp_dpsgd(job: Inputs) -> Outcome:
   """Weights inputs by (d beta_j)^kappa of a DP relevance, then runs DP-SGD. Both are composed.
 
-  Model 1 is untrained, so that it costs nothing. Square blocks of an image, with sides of
-  `private.relevance_pool` places, have one relevance each, since the same noise distorts a larger
-  block less. The weights are scaled so that their square, averaged with weights beta, is 1. So
-  inputs keep their usual size. Between the centres of blocks, the weights are interpolated.
+  Model 1 is untrained, so that it costs nothing. A square block of an image, with a side of
+  `private.relevance_pool` places, has one relevance. The same noise distorts a larger block less.
+  The weights are scaled so that their square, averaged with weights beta, is 1. So inputs keep
+  their usual size. Between the centres of blocks, the weights are interpolated.
 
   Guarantee: (epsilon, delta) of the Laplace mechanism on the relevance, composed with the plan,
   under the plan's relation. The number of records is public.

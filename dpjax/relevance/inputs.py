@@ -110,8 +110,8 @@ class Inputs:
   def once(self, make: Callable[[], Any], *what: Any) -> Any:
     """Returns make(), or its cached result. Do not use it for anything that draws noise.
 
-    Jobs share a result if they share the memo, `what`, the training data and settings, model 1, the
-    initial key and the order of batches.
+    Jobs share a result if they share the memo, `what`, the training data, the training settings,
+    model 1, the initial key and the order of batches.
     """
     init = np.asarray(jax.random.key_data(self.keys.init)).tobytes()
     mine = (id(self.train), self.nets.first, self.training, init, self.keys.order)
@@ -123,9 +123,9 @@ class Inputs:
   def bound(self, *how: Any) -> Inputs:
     """Returns this job with keys that depend on the settings (also `how`) and on the records.
 
-    The same noise at two scales would reveal the records, and the same noise on two data sets
-    would cancel in their difference. Under a secret key, each pair of settings and records gets
-    a separate draw.
+    The same noise at two scales would reveal the records. The same noise on two data sets would
+    cancel in their difference. Under a secret key, each pair of settings and records gets a
+    separate draw.
     """
     settings = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
     settings += (self.train.num_classes, self.keys.order)

@@ -100,8 +100,8 @@ def forward_corrected(
 
   This loss has the same minimiser over noisy labels as the cross-entropy has over true labels. With
   `class_priors`, the logarithms of the priors are added to the logits, only in training (Menon et
-  al. 2021). Otherwise, if noise leaves little evidence in a record, a net would learn the priors
-  and answer with the class of the largest prior, also for clean inputs.
+  al. 2021). Without priors, a net learns them if noise leaves little evidence in a record. It then
+  answers with the most frequent class, also for clean inputs.
 
   >>> loss = forward_corrected(lambda params, x: x @ params, np.eye(2))
   >>> example = Example(x=jnp.log(jnp.array([1.0, 3.0])), y=1)

@@ -274,8 +274,8 @@ def feature_noise(
     )
     return FeatureNoise("laplace", factor * shape, epsilon, how.delta)
   clip = math.inf if how.features == "laplace" else how.clip
-  # Weighted by beta, a replaced record moves by at most `channels` in the L1 norm, and a clipped
-  # record by at most 2 C.
+  # In the L1 norm weighted by beta, a replaced record moves by at most `channels`. A clipped record
+  # moves by at most 2 C.
   sensitivity = min(float(channels), 2 * clip * _SLACK)
   return FeatureNoise("laplace", sensitivity / (beta * epsilon), epsilon, 0.0)
 
@@ -294,8 +294,8 @@ def _pld_factor(levels: tuple, counts: tuple, epsilon: float, delta: float) -> f
 def laplace_vector_event(scales: Sequence[float], counts: Sequence[int]) -> Any:
   """Returns the event of Laplace noise on a vector of entries in [0, 1], under replace_one.
 
-  An entry is within 1/2 of the public centre, so the L1 bound of the accountant's
-  convention is 1/2 and the multiplier is 2 b.
+  An entry is within 1/2 of the public centre. So the L1 bound of the accountant's convention is
+  1/2, and the multiplier is 2 b.
   """
   events = [
     accounting.composed(accounting.laplace_event(2 * float(b)), int(count))

@@ -219,8 +219,8 @@ def check_public(train: Any, public: Any) -> None:
 
 
 def _delta_s(job: Inputs) -> float:
-  """Returns the delta of stages C, L and S. Without a split it is a quarter of the total, since
-  stages A and B get the rest."""
+  """Returns the delta of stages C, L and S. If stages A and B use the same records, it is a quarter
+  of the total."""
   how = job.rigorous
   return how.delta if how.split or how.model1 == "none" else how.delta / 4
 

@@ -17,7 +17,7 @@ from dpjax.relevance import labels
 from dpjax.relevance.settings import Training
 from dpjax.types import Array, Example, HostArray, LossFn, Params
 
-# On a CPU a convolution over 600 images exceeds the caches, and takes twice as long per image as a
+# On a CPU a convolution over 600 images exceeds the caches. It takes twice as long per image as a
 # convolution over 60 images. So a batch is cut into equal parts, whose gradients are added.
 _PART = 64
 

@@ -102,8 +102,8 @@ def parsed(body: bytes) -> dict[str, Any]:
   """Parses the JSON object of a request, strictly.
 
   Raises:
-    _Refused: the body is not UTF-8 or not JSON, is nested too deeply, holds NaN, infinity or a key
-      twice, or is no object. The status is 400.
+    _Refused: the body is not UTF-8, not JSON or no object; it is nested too deeply; it holds NaN,
+      infinity, or a key twice. The status is 400.
   """
 
   def constant(name: str) -> Any:

@@ -136,7 +136,7 @@ class Predictor:
     Args:
       run_folder: folder of the run.
       sizes: batch sizes that requests are padded to. A size is left out if its logits differ in a
-        bit from those of evaluation, or by more than rounding if `row_exact` is False.
+        bit from those of evaluation. If `row_exact` is False, differences by rounding are allowed.
 
     Raises:
       UserError: the folder holds no finished run; a file is not what the run wrote; the model

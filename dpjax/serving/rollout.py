@@ -154,8 +154,8 @@ class Rollout:
     enough = new.requests >= rule.requests
     if new.requests >= min(early, rule.requests):
       allowed = rule.error_rate * new.requests
-      # In an early decision, errors may exceed their bound by three standard deviations of a count,
-      # so that one error does not decide.
+      # An early decision allows three standard deviations more errors, so that one error does not
+      # decide.
       slack = 0.0 if enough else _DEVIATIONS * math.sqrt(max(allowed, 1.0))
       if new.errors > allowed + slack:
         return ROLL_BACK, f"{why}; the error rate is above {rule.error_rate}"

@@ -25,8 +25,8 @@ from dpjax.serving.journal import ServiceJournal
 from dpjax.serving.predictor import Predictor, digest_of
 from dpjax.serving.service_settings import ServiceSettings
 
-# The number and the times of requests are not hidden, so neighbouring streams have equally many
-# rows and differ in one row.
+# The number and the times of requests are not hidden. So neighbouring streams have equally many
+# rows, and differ in one row.
 STREAM_RELATION = "replace_one"
 # Bins of a label from feedback: which model answered, and whether the answer was right.
 FEEDBACK = Bins("feedback", num_classes=4)

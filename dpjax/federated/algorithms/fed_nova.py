@@ -80,7 +80,7 @@ def fed_nova(
 
   Raises:
     UserError: a private aggregator without `tau_eff`. The step counts would use up most of the clip
-      norm, and the model would move by a product of two noisy means.
+      norm. And the model would move by a product of two noisy means.
   """
   why = ", such as the expected number of local steps"
   check_public(common, why, check=validate.positive, tau_eff=tau_eff)

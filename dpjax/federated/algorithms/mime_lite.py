@@ -55,8 +55,8 @@ def _mime_client(
     sent, memory, _ = training.finish(received, both.local)
     full, _, _ = measuring.finish(received, both.full)
     gradient = trees.scale(full.message["delta"], -1.0)
-    # Difference and gradient are one message, so that a private aggregator clips them as one vector
-    # and adds noise to all of it.
+    # Difference and gradient are one message. So a private aggregator clips them as one vector, and
+    # adds noise to all of it.
     message = sent.message | {"gradient": gradient}
     return sent._replace(message=message), memory, clients.info(both.local, message)
 

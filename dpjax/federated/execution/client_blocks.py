@@ -55,8 +55,8 @@ class ByteBudget(NamedTuple):
     """Yields (places, padded number of clients) of pieces that together hold all `places`.
 
     There is one piece if all clients fit. Otherwise the number of clients of a piece on each device
-    is a power of two, so that there are few shapes. The largest clients come first. A piece has at
-    least one client for each device, even if it exceeds the limit.
+    is a power of two, for few shapes. The largest clients come first. A piece has at least one
+    client for each device, even if it exceeds the limit.
 
     Args:
       size: number of clients to which one whole piece would be padded.

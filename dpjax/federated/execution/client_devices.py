@@ -108,14 +108,14 @@ def pmap_clients(
 
   Each device is sent the rows of its own clients, block by block. Once a round it is sent the
   server's parameters, the keys and the aggregator's state. The sum is the same on all devices
-  (`out_axes=None`) and is fetched once a round, so that noise is added to it once.
+  (`out_axes=None`). It is fetched once a round, so that noise is added to it once.
 
   Args:
     num_devices: number of devices of this process to use; None for all.
     clients_per_device: number of clients of a block on each device; None for an equal share of the
       cohort, up to 32.
     memory_budget: as in `vmap_clients`, over all devices together. The smallest block has one
-      client per device, so a client over the budget pads as many clients as there are devices.
+      client per device. So a client over the budget pads as many clients as there are devices.
 
   Raises:
     UserError: this process has fewer devices than `num_devices`.
