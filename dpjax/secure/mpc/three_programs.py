@@ -444,7 +444,7 @@ def _heard(pipe: Connection, timeout: float | None = None) -> Any:
 
 
 def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
-  """Returns the outputs of both parties.
+  """Returns (outputs, `Spent`) of each party.
 
   If both failed, raises the error that is more than a lost peer.
   """
