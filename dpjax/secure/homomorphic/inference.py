@@ -203,7 +203,7 @@ class _Packed:
 
 
 def _diagonal(matrix: np.ndarray, p: np.ndarray, shift: int) -> np.ndarray:
-  """Returns [B]: for slot p the factor of slot p + shift, or zero beyond the block."""
+  """Returns [B]: for slot p the matrix entry that multiplies slot p + shift, 0 beyond the block."""
   q = p + shift
   inside = (q >= 0) & (q < len(matrix))
   return np.where(inside, matrix[np.clip(q, 0, len(matrix) - 1), p % matrix.shape[1]], 0.0)
