@@ -41,12 +41,12 @@ class Aggregator(NamedTuple):
   refuses options that would release anything else (a realised count, a second mean).
   """
 
-  init: Callable[..., Any]  # (a message, or its shapes) -> state
+  init: Callable[..., Any]  # (message, or shapes of a message) -> state
   update: Callable[..., Any]  # (messages [C, *p], mask [C], state, weights=None)
   partial: Callable[..., Any] | None = None  # (state, messages, weights, mask) -> sums
   finish: Callable[..., Any] | None = None  # (sums, state) -> ([*p], state)
   private: bool = False  # clips each message, adds noise, divides by a public constant
-  plan: Plan | None = None  # draws the cohorts and sets the noise; None: not known
+  plan: Plan | None = None  # plan that draws the cohorts and sets the noise; None: unknown
   check: Callable[..., Any] | None = None  # (messages, mask, weights): raises for too few
   # Function from a `MapClients` to a `MapClients` that adds the sums of `partial` in another way.
   through: Callable[..., Any] | None = None

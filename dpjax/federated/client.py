@@ -30,7 +30,7 @@ from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
 
 # Constants that are folded into a client's key, one for each use, so that no two uses share a
 # random stream.
-OPTIMIZER_KEY = 0  # 1 had a use once
+OPTIMIZER_KEY = 0  # 1 is no longer used
 NOISE_KEY = 2
 ROUNDING_KEY = 3
 PERSONAL_KEY = 4
@@ -39,8 +39,8 @@ PERSONAL_KEY = 4
 class Received(NamedTuple):
   """Values that every client of a round receives, in addition to its own examples."""
 
-  params: Params  # the server's
-  extra: Any = None  # of the algorithm, such as SCAFFOLD's control variate
+  params: Params  # the server's parameters
+  extra: Any = None  # further values of the algorithm, such as SCAFFOLD's control variate
 
 
 class Local(NamedTuple):
@@ -48,12 +48,12 @@ class Local(NamedTuple):
 
   params: Params
   opt_state: Any
-  memory: Any  # what this client kept from its last round
-  loss_sum: Array  # [] float32, over the examples of all steps
-  num_seen: Array  # [] float32, examples of all steps
-  num_steps: Array  # [] int32, steps that had an example
-  num_examples: Array  # [] of the client
-  key: Array  # of this client in this round; fold it before use
+  memory: Any  # state that this client kept from its last round
+  loss_sum: Array  # [] float32, sum of losses over the examples of all steps
+  num_seen: Array  # [] float32, number of examples of all steps
+  num_steps: Array  # [] int32, number of steps that had an example
+  num_examples: Array  # [] number of the client's examples
+  key: Array  # key of this client in this round; fold it before use
 
   def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
     """Adds one step to the client's counts, with the number of examples in `mask` [B] and the sum
@@ -82,18 +82,18 @@ def begun(
 class ClientInfo(NamedTuple):
   """Diagnostics for users. They are computed from raw examples: NOT private."""
 
-  train_loss: Array  # [] mean over all local steps
+  train_loss: Array  # [] mean loss over the examples of all local steps
   num_examples: Array  # []
   num_steps: Array  # []
-  update_norm: Array  # [] l2 norm of what was sent
-  upload_bits: Array  # [] float32; 32 for each float sent unless compressed
+  update_norm: Array  # [] l2 norm of the message
+  upload_bits: Array  # [] float32; 32 for each float of the message unless compressed
 
 
 class Sent(NamedTuple):
   """A client's message and its weight. Stacked over clients, every leaf has a leading axis."""
 
   message: Any  # a tree; {"delta": w_local - w_server} for most algorithms
-  weight: Array  # [] before clipping; see `Weighting`
+  weight: Array  # [] weight of the message, applied before clipping; see `Weighting`
 
 
 class ClientAlgorithm(NamedTuple):

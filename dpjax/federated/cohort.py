@@ -44,7 +44,7 @@ def padded(tree: ArrayTree, size: int) -> Any:
 class LocalBatches(NamedTuple):
   """The local steps of one client, in order."""
 
-  examples: Any  # leaves [S, B, ...]; or rows [S, B] of the cohort's data
+  examples: Any  # leaves [S, B, ...], or row numbers [S, B] of the cohort's data
   mask: np.ndarray  # [S, B] bool; False is padding
 
   def padded(self, num_steps: int, size: int = 0) -> LocalBatches:
@@ -74,11 +74,9 @@ class Cohort(NamedTuple):
   """The clients of one round. If clients are sampled, their identity is secret."""
 
   ids: np.ndarray  # [C] int64, places in the federation
-  num_examples: np.ndarray  # [C] int64, examples of each client
+  num_examples: np.ndarray  # [C] int64, number of examples of each client
   batches: Sequence[LocalBatches]  # [C]
-  data: Any = (
-    None  # arrays [n, ...] that `batches` hold row numbers of; None: they hold examples
-  )
+  data: Any = None  # arrays [n, ...] that `batches` hold row numbers of, if they do
   drawn: Drawn | None = None  # set by `cohorts`; None: made by hand
 
   @property

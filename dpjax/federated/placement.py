@@ -31,10 +31,10 @@ class Placement(NamedTuple):
 
   name: str
   trusted: str
-  client_std: float  # of what one client adds itself
-  server_std: float  # of what is added to the sum
-  mean_std: float  # of the released mean
-  rmse: float  # of the released mean, all coordinates: sqrt(E ||error||^2)
+  client_std: float  # noise that one client adds
+  server_std: float  # noise that is added to the sum
+  mean_std: float  # noise of the released mean
+  rmse: float  # error of the released mean over all coordinates: sqrt(E ||error||^2)
 
 
 def local_event(noise_multiplier: float, num_messages: int = 1) -> dpa.DpEvent:

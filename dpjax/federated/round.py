@@ -53,21 +53,21 @@ class FederatedState(NamedTuple):
   """State of an algorithm. `aggregator` may hold a noise key: keep it secret."""
 
   params: Params
-  server: Any  # the server's optimizer and what else it keeps
+  server: Any  # state of the server's optimizer, and what else the server keeps
   aggregator: Any
-  memories: ClientStates | None  # what each client keeps; None where it keeps nothing
-  key: Array  # of everything random on clients; never changes
-  round: Array  # int32, rounds done
+  memories: ClientStates | None  # state of each client; None if clients keep no state
+  key: Array  # key of all randomness on clients, which never changes
+  round: Array  # int32, number of rounds done
 
 
 class RoundInfo(NamedTuple):
   """Diagnostics for users. They are computed from raw client data: NOT private."""
 
-  train_loss: Any  # mean of the clients' losses by their examples; NumPy, as all here
-  mean_norm: Any  # of the clients' messages
-  num_clients: Any  # realised; itself a secret unless the sampler's sizes are public
-  num_steps: Any  # local steps of all clients
-  upload_bits: Any  # of all clients
+  train_loss: Any  # mean loss over the examples of all clients; NumPy, like all fields
+  mean_norm: Any  # mean norm of the clients' messages
+  num_clients: Any  # realised number, a secret unless the sampler's sizes are public
+  num_steps: Any  # number of local steps of all clients
+  upload_bits: Any  # number of bits that all clients send
   clients: ClientInfo  # leaves [C]
 
 
@@ -75,7 +75,7 @@ class Server(NamedTuple):
   """The server's state, in addition to the parameters, and its update by the mean message."""
 
   init: Callable[..., Any]  # (params) -> server state
-  extra: Callable[..., Any]  # (server state) -> what clients get as `received.extra`
+  extra: Callable[..., Any]  # (server state) -> `received.extra` of all clients
   # Function (params, server state, mean, count) -> (params, server state). `count` is the number of
   # clients in the mean, or None with a private aggregator, whose count is secret.
   apply: Callable[..., Any]

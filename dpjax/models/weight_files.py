@@ -26,9 +26,9 @@ from dpjax.validate import UserError, no_pipe
 INSTALL = "pip install 'dpjax[lm]'"
 HEAD = "head"  # the last layer
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
-_MOST_NAMES = 3  # that an error shows
+_MOST_NAMES = 3  # largest number of names that an error shows
 
-Path = tuple[str, ...]  # of a parameter in a linen tree
+Path = tuple[str, ...]  # path of a parameter in a linen tree
 Shape = tuple[int, ...]
 
 
@@ -36,7 +36,7 @@ class Origin(NamedTuple):
   """Names the tensors that one parameter is made from, and says how they are combined."""
 
   names: tuple[str, ...]
-  shapes: Callable[[Shape], list[Shape]]  # shape of the parameter -> those of the tensors
+  shapes: Callable[[Shape], list[Shape]]  # shape of the parameter -> shapes of the tensors
   combine: Callable[[list[np.ndarray]], np.ndarray]
 
 

@@ -33,12 +33,8 @@ class Net(NamedTuple):
 
   init: Callable[..., Any]
   apply: Callable[..., Array]
-  refresh: Callable[
-    ..., Any
-  ]  # (params, statistics) -> params with newer running statistics
-  in_batch: Callable[
-    ..., Any
-  ]  # (params, x) -> (logits, statistics of the batch that they use)
+  refresh: Callable[..., Any]  # (params, batch statistics) -> updated params
+  in_batch: Callable[..., Any]  # (params, x) -> (logits, batch statistics)
 
 
 def net(body: Any, num_classes: int) -> Net:

@@ -33,7 +33,7 @@ class Keys(NamedTuple):
 
   init: jax.Array  # key of initial parameters
   noise: jax.Array  # key from which all noise comes
-  order: int  # seed of the order of batches where nothing is sampled for privacy
+  order: int  # seed of the order of batches that are not sampled for privacy
   secret: int  # seed of Poisson batches and of the shuffler
 
   def key(self, purpose: int) -> jax.Array:
@@ -46,7 +46,7 @@ class Nets(NamedTuple):
 
   first: Any  # model 1, whose relevance is propagated
   second: Any  # model 2, which is released
-  body: Any  # of AdLM: outputs the last hidden layer
+  body: Any  # AdLM's net up to the last hidden layer
   tempered: Any  # model 2 with tempered sigmoids
 
 
@@ -66,11 +66,11 @@ class Inputs:
   private: Private = dataclasses.field(default_factory=Private)
   adlm: AdLM = dataclasses.field(default_factory=AdLM)
   public: Any = None  # data of the public model 1
-  relevance_records: int | None = None  # use only the first so many for relevance
+  relevance_records: int | None = None  # number of first records used for relevance
   # Number of records that plans are made for; None: len(train).
   public_size: int | None = None
-  on_epoch: train.OnEpoch | None = None  # gets the test scores, from the trainer below
-  trainer: train.Trainer | None = None  # carries trainings out; None: in one go
+  on_epoch: train.OnEpoch | None = None  # function that gets the test scores of an epoch
+  trainer: train.Trainer | None = None  # runs trainings; None: `train.in_one_go`
   # Cache for model 1 of the paper and its relevance, which several jobs may share; see `once`.
   memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
   # `streams` is the old name of `keys`, kept for one release. The constructor takes it, too.
@@ -212,13 +212,13 @@ class Inputs:
 class RecordNoise(NamedTuple):
   """Description of the noise on records, for an audit."""
 
-  shape: tuple[int, ...]  # of one noised record
+  shape: tuple[int, ...]  # shape of one noisy record
   beta: np.ndarray  # [d]
   scales: np.ndarray  # [d]
   mechanism: str
   shared_channels: bool = False
-  grid: float | None = None  # the least step
-  l1_clip: float | None = None  # of a record before the noise, weighted by beta
+  grid: float | None = None  # smallest step of the grid; None: no rounding
+  l1_clip: float | None = None  # bound on a record's L1 norm, weighted by beta
   clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
   # Transformation of records [n, *shape] before the noise. The proof of the noise needs it.
   clipped: Callable[[np.ndarray], np.ndarray] = lambda x: x
@@ -237,6 +237,6 @@ class Outcome(NamedTuple):
   privacy: Privacy
   num_steps: int
   test: Any  # the test set as the model sees it
-  prepare: Callable[[np.ndarray], np.ndarray] = lambda x: x  # of other inputs alike
+  prepare: Callable[[np.ndarray], np.ndarray] = lambda x: x  # transforms other inputs
   noise: RecordNoise | None = None
   maps: dict[str, np.ndarray] = {}  # noqa: RUF012  # pictures by name; some NOT private

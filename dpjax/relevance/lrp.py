@@ -98,7 +98,7 @@ class Relevance(NamedTuple):
 
   scores: Array  # [B, *x.shape[1:]], the relevance of each input entry
   logits: Array  # [B, K]
-  start: Array  # [B], the relevance that was handed down
+  start: Array  # [B], the relevance that the propagation starts with
 
 
 def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Relevance:
@@ -194,7 +194,7 @@ class _Layer(NamedTuple):
 
   nodes: tuple[Node, ...]  # in the order of the forward pass
   scales: tuple[Any, ...]  # scalar factor behind each node
-  is_first: bool  # its operand is the input, perhaps moved
+  is_first: bool  # whether the operand is the input, perhaps moved
 
   @property
   def data(self) -> tuple[Cell, ...]:

@@ -38,7 +38,7 @@ _FLOAT_NOTE = (
 class _Prepared(NamedTuple):
   """Records of D2 after stages A to L, and the same transformation for test inputs."""
 
-  records: Callable[[int], tuple[np.ndarray, np.ndarray]]  # of an epoch
+  records: Callable[[int], tuple[np.ndarray, np.ndarray]]  # epoch -> records
   class_priors: np.ndarray
   test: Any
   prepare: Callable[[np.ndarray], np.ndarray]

@@ -25,7 +25,7 @@ class Training:
 
   num_epochs: int = 40
   batch_size: int = 600
-  learning_rate: float = 1e-3  # of Adam, where nothing else is said
+  learning_rate: float = 1e-3  # of Adam, unless a method has another setting
   weight_decay: float = 0.0  # decoupled, of model 2 on noisy records (rigorous mode)
 
   def __post_init__(self) -> None:
@@ -181,7 +181,7 @@ class Private:
   legacy_microbatch: int = 1  # 2: DPDLIGDO's pairs, whose epsilon is claimed only
   epsilon_b: float = 0.1  # radp_dpsgd: of the relevance
   kappa: float = 0.5  # radp_dpsgd: inputs are weighted by (d beta_j)^kappa
-  relevance_pool: int = 1  # radp_dpsgd: one relevance for so many by so many places
+  relevance_pool: int = 1  # radp_dpsgd: side of blocks with one relevance, in places
 
   def __post_init__(self) -> None:
     validate.one_of(

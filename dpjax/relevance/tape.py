@@ -32,11 +32,11 @@ class NodeKind(enum.Enum):
   """The operation of a node on its data operands."""
 
   LINEAR = enum.auto()  # a weighted sum: dense, convolution, sum-pool
-  BIAS = enum.auto()  # plus a constant
-  SCALE = enum.auto()  # times a constant array
-  MOVE = enum.auto()  # entries go elsewhere, unchanged
-  ADD = enum.auto()  # two branches meet
-  WINNER = enum.auto()  # a maximum of several entries
+  BIAS = enum.auto()  # adds a constant
+  SCALE = enum.auto()  # multiplies by a constant array
+  MOVE = enum.auto()  # moves entries to other places, unchanged
+  ADD = enum.auto()  # adds two branches
+  WINNER = enum.auto()  # takes the maximum of several entries
 
 
 _BODIES = {
@@ -85,9 +85,9 @@ class Cell:
   """A value of the forward pass, and how it depends on the input."""
 
   value: Any
-  data: bool = False  # depends on the input
-  node: Node | None = None  # that made it; None: an input, a constant, an activation
-  source: Cell | None = None  # the root, where it is an entrywise function of another cell
+  data: bool = False  # whether the value depends on the input
+  node: Node | None = None  # node that made it; None: an input, a constant, an activation
+  source: Cell | None = None  # the root, if the value is an entrywise function of it
   scale: Any = 1.0  # value == scale * root.value, unless nonlinear
   nonlinear: bool = False
   uses: int = 0

@@ -33,13 +33,13 @@ Scored = Callable[[Any], dict[str, float]]  # params -> scores
 class Steps(NamedTuple):
   """Description of a training that a `Trainer` carries out."""
 
-  name: str  # of what is trained: one of the method's trainings
+  name: str  # FIRST or SECOND
   num_steps: int
   steps_per_epoch: int
   init: Callable[[], Any]  # -> state: (params, state of the optimizer)
   step: Callable[[Any, Any], Any]  # (state, draw) -> state
-  draws: Callable[[int], Iterator[Any]]  # from step t on, each a function of t
-  scored: Scored | None = None  # of the parameters after each epoch
+  draws: Callable[[int], Iterator[Any]]  # t -> draws of step t and all later steps
+  scored: Scored | None = None  # evaluates the parameters after each epoch
 
   def epoch_at(self, done: int) -> int | None:
     """Returns the epoch, from 1, that ends after `done` steps; None if no epoch ends there."""

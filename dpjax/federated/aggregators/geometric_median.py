@@ -68,7 +68,7 @@ def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
 class _Look(NamedTuple):
   """State of Weiszfeld's algorithm at a point."""
 
-  residual: Array  # [] norm of the least subgradient / n
+  residual: Array  # [] norm of the smallest subgradient / n
   step: Any  # difference to the next point
   nearest: Array  # [] index of the nearest message
 

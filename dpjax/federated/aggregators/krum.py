@@ -58,7 +58,7 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   """
   validate.integer_at_least(0, num_byzantine=num_byzantine)
   validate.integer_at_least(1, num_selected=num_selected)
-  least = max(2 * num_byzantine + 3, num_byzantine + num_selected)  # clients
+  least = max(2 * num_byzantine + 3, num_byzantine + num_selected)  # number of clients
 
   def attackers(counts: Counts) -> Array:
     """Returns g: the number of attackers among the messages that count."""

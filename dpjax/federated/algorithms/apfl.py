@@ -24,7 +24,7 @@ class PersonalMemory(NamedTuple):
   """State that a client of APFL keeps between rounds."""
 
   params: Params  # v, the client's own model
-  alpha: Array  # [] share of v in the model that it uses
+  alpha: Array  # [] share of v in the model that the client uses
 
 
 class Personal(NamedTuple):

@@ -17,8 +17,8 @@ from dpjax.types import Array, LossFn, Params
 class _Mime(NamedTuple):
   """A client of Mime-lite in the middle of its work."""
 
-  local: Local  # trains from the server's parameters
-  full: Local  # adds up the gradient at the server's parameters
+  local: Local  # training from the server's parameters
+  full: Local  # sum of gradients at the server's parameters
 
   @property
   def key(self) -> Array:

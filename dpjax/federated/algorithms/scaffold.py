@@ -31,7 +31,7 @@ class ScaffoldServer(NamedTuple):
   """State of SCAFFOLD's server: its optimizer's state and its control variate."""
 
   opt_state: Any
-  control: Params  # c
+  control: Params  # control variate c
 
 
 def _sizes_of(run: RunNumbers) -> dict[str, Any]:

@@ -35,21 +35,19 @@ MOST_BYTES = 1e9
 class ClientBlock(NamedTuple):
   """Clients padded to common shapes; every leaf [K, ...]."""
 
-  places: np.ndarray  # in the cohort, to put the results back
-  who: np.ndarray  # numbers of the clients
-  n: np.ndarray  # numbers of their examples
+  places: np.ndarray  # places of the clients in the cohort, to put the results back
+  who: np.ndarray  # number that names each client
+  n: np.ndarray  # number of examples of each client
   mask: np.ndarray  # False: no client
   batches: LocalBatches  # leaves [K, S, B, ...]
-  client_data: Any = (
-    None  # leaves [K, R, ...] that `batches` hold row numbers of; None: not gathered
-  )
+  client_data: Any = None  # [K, R, ...] that `batches` hold row numbers of, if gathered
 
 
 class ByteBudget(NamedTuple):
   """Limit on the bytes of one block's padded examples."""
 
-  most: float  # bytes
-  lanes: int = 1  # devices: clients of a block are a multiple of it
+  most: float  # limit in bytes
+  lanes: int = 1  # number of devices, which divides the number of clients of a block
 
   def cut(self, cohort: Cohort, places: np.ndarray, size: int, sent: bool) -> Any:
     """Yields (places, padded number of clients) of pieces that together hold all `places`.
@@ -205,15 +203,15 @@ def run_block(
 class Dispatch(NamedTuple):
   """Transport of blocks to the devices and of results back."""
 
-  program: Callable[..., Any]  # (context, memories, block) -> as `run_block`
-  size: Callable[[int], int]  # clients -> clients in a block
-  everywhere: NamedSharding | None = None  # of what a round sends once
+  program: Callable[..., Any]  # (context, memories, block) -> what `run_block` returns
+  size: Callable[[int], int]  # number of clients of a cohort -> that of a block
+  everywhere: NamedSharding | None = None  # sharding of arrays that a round sends once
   # Function from (memories, block) to the same on the devices of the program. None: the program
   # takes host arrays, and the whole data set is placed on the device once.
   send: Callable[[Any], Any] | None = None
   fetch: Callable[[Any], Any] = jax.device_get  # leaves of all devices -> [K, ...], NumPy
   budget: ByteBudget = ByteBudget(MOST_BYTES)
-  apart: NamedSharding | None = None  # of a block and its memories; None: of one device
+  apart: NamedSharding | None = None  # sharding of a block and its states; None: one device
 
 
 class Blocks:

@@ -20,16 +20,16 @@ class Context(NamedTuple):
   """Values that all clients of a round share. Each client sees only its own rows of the data."""
 
   received: Received
-  data: Any  # arrays [n, ...] that batches hold rows of; None: batches hold examples
-  memories: Any  # leaves [C or more, ...] in the order of the cohort, or None
-  key: jax.Array  # of the round
-  state: Any  # of the aggregator, which only `partial` reads
+  data: Any  # arrays [n, ...] that batches hold row numbers of; None: they hold examples
+  memories: Any  # client states [C or more, ...] in the order of the cohort, or None
+  key: jax.Array  # key of the round
+  state: Any  # state of the aggregator, which only `partial` reads
 
 
 class Remembered(NamedTuple):
   """States of several clients of a cohort, in shapes that do not depend on the cohort."""
 
-  places: np.ndarray  # [K] in the cohort
+  places: np.ndarray  # [K] places of the clients in the cohort
   mask: np.ndarray  # [K] bool; False: no client
   memories: Any  # leaves [K, ...]
 
@@ -37,8 +37,8 @@ class Remembered(NamedTuple):
 class Mapped(NamedTuple):
   """The results of a cohort: sums or messages, client states, and diagnostics."""
 
-  sums: Any  # of the aggregator's `partial`; None where it has none
-  sent: Any  # `Sent` with leaves [C, ...], NumPy; None where `sums` took their place
+  sums: Any  # sums of the aggregator's `partial`; None without `partial`
+  sent: Any  # `Sent` with leaves [C, ...], NumPy; None if there are `sums`
   memories: tuple[Remembered, ...]
   info: ClientInfo  # leaves [C], NumPy; NOT private
 

@@ -305,7 +305,7 @@ class _Strategy:
   other code does not need flwr."""
 
   timeout = 3600.0  # seconds for the answers of a round
-  start: Callable[..., Any]  # of flwr's
+  start: Callable[..., Any]  # method of flwr's base class
 
   def __init__(self, server: _Server):
     self.server = server

@@ -64,7 +64,7 @@ class Library(NamedTuple):
   """A library whose modules are built from a key."""
 
   name: str  # in messages
-  package: str  # module that holds its class `Module`
+  package: str  # module that holds the library's class `Module`
   argument: str  # constructor argument that takes the key
   file: str  # module with `adapter(construct, *, path, shaped)`
 
