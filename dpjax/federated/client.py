@@ -132,7 +132,7 @@ def capped(cap: int) -> Weighting:
 
 
 def _weight(weighting: Weighting, num_examples: Array) -> Array:
-  # The rule sees at least 1 example. For empty clients its result is replaced by 0.
+  # The rule sees at least 1 example. A client without examples gets weight 0 instead.
   return jnp.where(num_examples > 0, weighting(jnp.maximum(num_examples, 1)), 0.0)
 
 
@@ -144,7 +144,7 @@ def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array
   """
   loss_checks.check_loss(loss_fn, params, examples)
   losses = jax.vmap(loss_fn, (None, 0))(params, examples)
-  # Padding repeats rows of the client, so its losses are left out.
+  # Padding repeats rows of the client, so the losses of padding are left out.
   total = jnp.sum(jnp.where(mask, losses, 0))
   return total / jnp.maximum(jnp.sum(mask), 1), total
 

@@ -64,7 +64,7 @@ class Signs(NamedTuple):
 
 
 def _by_leaf(encode: Callable, decode: Callable, bits: Callable) -> Compressor:
-  """Makes a compressor from functions of one flat leaf [d]; leaf i has its own key."""
+  """Makes a compressor from functions of one flat leaf [d]. Each leaf gets another key."""
 
   def encode_all(key: Array, message: Any) -> list[Any]:
     leaves = map(trees.at_least_float32, map(jnp.asarray, jax.tree.leaves(message)))

@@ -99,7 +99,7 @@ def compare_placements(
     neighboring_relation=NeighboringRelation.REPLACE_ONE,
   )
   root = math.sqrt(num_clients)
-  # Variances add up, so `stay` shares make up the whole noise.
+  # Variances add up, so the noise of `stay` clients makes up the whole noise.
   share = std / math.sqrt(stay)
 
   def placement(name: str, trusted: str, client: float, server: float, mean: float):

@@ -287,7 +287,7 @@ def _responses(
   k = job.train.num_classes
   # Without a budget the labels are public.
   if not epsilon_l:
-    # Each class counts once more, so that the logarithm of its prior is finite.
+    # Each class gets one more count, so that the logarithm of its prior is finite.
     counts = np.bincount(y, minlength=k) + 1.0
     return y, counts / counts.sum()
   key = job.keys.key(LABELS)

@@ -71,7 +71,7 @@ class _Refused(Exception):
     self.status = status
 
 
-# Maps each expected error to the status and the line of its answer. For (0, "") the error itself
+# Maps each expected error to the status and the line of its answer. For (0, "") `_status_of`
 # decides them.
 _EXPECTED: dict[type[Exception], tuple[int, str]] = {
   _Refused: (0, ""),

@@ -166,7 +166,7 @@ class ServiceJournal:
         written += self._file.write(line[written:])
       os.fsync(self._file.fileno())
     except OSError:
-      # The part is removed, since it would make one broken line with the next line.
+      # The written part of the line is removed: with the next line it would make one broken line.
       os.ftruncate(self._file.fileno(), self._size)
       raise
     self._hash.update(line)

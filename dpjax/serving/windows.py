@@ -56,7 +56,7 @@ class Reference:
 
 @dataclasses.dataclass
 class OpenWindow:
-  """Counts of a window that is not full.
+  """Counts of a window of rows or labels, before its release.
 
   Args:
     number: number of the window, from 0, among windows of its kind in the journal.
@@ -195,7 +195,7 @@ class Windows:
     self.psi = {}
     self._chance = {}
     self.full = []
-    # The new window has the number of the dropped one, of which nothing was released.
+    # The new window keeps the number of the dropped window, of which nothing was released.
     self.drift = OpenWindow.empty(self.drift.number, self.bins)
     self.clear_labels()
 

@@ -125,8 +125,8 @@ def _weiszfeld(points: Any, kept: Array, most: int) -> tuple[Any, Certificate]:
   tolerates=minority,
 )
 def geometric_median(num_iterations: int = 1000) -> Aggregator:
-  """The point with the smallest sum of distances to the messages, by Weiszfeld's algorithm
-  from the median of each coordinate.
+  """The point with the smallest sum of distances to the messages, by Weiszfeld's algorithm. It
+  starts at the median of each coordinate.
 
   A whole message is one point. So the result does not depend on the basis, unlike that of `median`.
   The state is a `Certificate`. The sum of distances exceeds its minimum by at most

@@ -61,7 +61,7 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   least = max(2 * num_byzantine + 3, num_byzantine + num_selected)  # number of clients
 
   def attackers(counts: Counts) -> Array:
-    """Returns g: the number of attackers among the messages that count."""
+    """Returns g: the largest number of attackers among the messages that count."""
     excused = jnp.where(counts.faulty <= num_byzantine, counts.faulty, 0)
     return num_byzantine - excused
 
@@ -83,8 +83,8 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
     distances = jnp.sort(distances, axis=1)
     left = attackers(counts)
     near = jnp.arange(kept.shape[0]) < jnp.maximum(counts.kept - left - 2, left)
-    # Scores are square roots of the sums. Roots have the same order as the sums, and are finite for
-    # every message of the majority.
+    # Scores are square roots of sums of squared distances. They have the same order as the sums,
+    # and are finite for every message of the majority.
     scores = row_lengths(jnp.where(near[None], distances, 0.0))
     ranks = jnp.argsort(jnp.argsort(jnp.where(kept, scores, jnp.nan)))  # NaN comes last
     chosen = kept & (ranks < num_selected)

@@ -161,8 +161,8 @@ def shard_map_clients(
       mesh=mesh,
       in_specs=(_SAME, _APART, _APART),
       out_specs=(collected, _APART, _APART),
-      # With the check, JAX would sum gradients with respect to shared parameters over the devices,
-      # and so mix clients.
+      # With `check_vma`, JAX would sum gradients with respect to shared parameters over the
+      # devices, and so mix clients.
       check_vma=False,
     )
     send = lambda tree: jax.device_put(tree, NamedSharding(mesh, _APART))
