@@ -39,8 +39,8 @@ def folder() -> pathlib.Path | None:
 
 
 def key(data: bytes, *settings: object) -> bytes:
-  """Returns the key of features: a digest of their data and of every input of their
-  computation.
+  """Returns the key of features: a SHA-256 of `data`, the digest of the data, and of all settings
+  that determine the features.
 
   >>> key(b"", "J", 2) == key(b"", "J", 2), key(b"", "J", 2) == key(b"", "J", 3)
   (True, False)
@@ -134,7 +134,7 @@ def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def _head(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the head of a file, or {} if this version of dpjax did not write the file."""
+  """Returns the head of a file, or {} if the file is not in the current format of dpjax."""
   try:
     with path.open("rb") as file:
       head = json.loads(file.read(_HEAD))

@@ -126,7 +126,7 @@ class Dataset:
   split: str  # "train" | "test"
   vocab_size: int | None = None  # number of token ids; None: unknown, or no tokens
   # [n] bool; a row that is not present is an empty record: it keeps its place, may be drawn,
-  # and contributes zero (replace_special). `Plan.batches` masks it. None: all are present.
+  # and contributes zero (replace_special). `Plan.batches` masks such rows. None: all are present.
   present: np.ndarray | None = None
   # The declared number of examples: a constant that does not follow from the rows, so
   # adding or removing a row does not change it. None: nothing is declared.
@@ -178,7 +178,7 @@ class Dataset:
     return f"Dataset({self.name}/{self.split}: {x}, {learnt})"
 
   def subset(self, indices: np.ndarray | slice) -> Dataset:
-    """Returns the data set of the rows at `indices` (numbers, a slice or a boolean mask), in order.
+    """Returns the rows at `indices` (numbers, a slice or a mask), in the order of `indices`.
 
     It keeps `nominal_size`, so that a data set with one row less has the same plan. If the part
     is used as a separate data set, declare its size: `part.declared(100)`.
@@ -316,8 +316,8 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
     more: arguments `num_classes`, `vocab_size`, `name`, `split`, `nominal_size` of `from_arrays`.
 
   Raises:
-    UserError: labels or inputs that `from_arrays` refuses; inputs are checked when they are read.
-      Also a source in which a row depends on the rows that are read with it.
+    UserError: labels or inputs that `from_arrays` refuses (inputs are checked when they are read),
+      or a source in which a row depends on the rows that are read with it.
 
   >>> class Grey:
   ...   def __len__(self): return 3

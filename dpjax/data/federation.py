@@ -103,8 +103,7 @@ class Federation:
     return self.dataset[self.indices[self.position(client)]]
 
   def select(self, clients: Sequence[int | str]) -> Federation:
-    """Returns the federation of these clients only, over the same data set; `nominal_users`
-    stays."""
+    """Returns the federation of `clients` only, with the same data set and `nominal_users`."""
     places = [self.position(client) for client in clients]
     return Federation(
       self.dataset,

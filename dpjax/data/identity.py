@@ -1,4 +1,4 @@
-"""Identity of data: a digest of everything in them that training reads.
+"""Identity of data: a digest of everything that training reads.
 
 The digest is a fixed function of the data, without noise. Whoever sees the digest, or a value that
 follows from it without noise, can confirm a guess of the whole data set. So the digest is as secret

@@ -214,7 +214,7 @@ def _part(
 
 def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
   """Decodes one file to uint8 pixels [height, width, channels]."""
-  # Imported here: Pillow is optional, and slow to import.
+  # Pillow is imported here, because it is optional and slow to import.
   with optional.needed():
     from PIL import Image
 
@@ -238,7 +238,7 @@ def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
       return np.asarray(pixels).reshape(size[1], size[0], declared.channels)
   except UserError:
     raise
-  # Pillow raises all of these for damaged files, SyntaxError included.
+  # Pillow raises all these errors for damaged files, SyntaxError included.
   except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
     raise UserError(
       f"{name}: is no readable image ({validate.first_line(error)})"

@@ -61,7 +61,8 @@ def leaf_federation(
     data_dir: folder in which a relative `name` begins; None: the current folder.
     num_classes: number of classes, public and never counted: 62 for FEMNIST, 2 for Sent140.
     max_length: number of bytes kept of a text.
-    shape: shape to which each row of numbers is reshaped: (28, 28, 1) for FEMNIST. None: none.
+    shape: shape to which each row of numbers is reshaped, such as (28, 28, 1) for FEMNIST. None:
+      rows keep their shape.
     max_examples: as in `data.by_client`.
 
   Raises:
@@ -165,7 +166,7 @@ def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
   ys = data["y"]
   if len(xs) != len(ys):
     raise UserError(f"user {user!r} has {len(xs)} x and {len(ys)} y")
-  # Sent140 keeps a tweet's fields in a list, its text among them.
+  # In Sent140, x is a list of the fields of a tweet, one of which is the text.
   is_tweet = lambda x: (
     isinstance(x, list) and len(x) > _TWEET and isinstance(x[_TWEET], str)
   )

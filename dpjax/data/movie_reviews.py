@@ -41,10 +41,10 @@ def load_movie_reviews(
   """Loads (train, test): x int32 bytes [n, 256] of a sentence; y is 1 for a positive sentence.
 
   Args:
-    data_dir: folder of vaderSentiment-0.5.zip. None: $TFDS_DATA_DIR, or the folder of TFDS.
+    data_dir: folder of vaderSentiment-0.5.zip. None: $TFDS_DATA_DIR, else ~/tensorflow_datasets.
 
   Raises:
-    UserError: the file is missing, or has another content.
+    UserError: the file is missing, or is not that of version 0.5.
 
   >>> load_movie_reviews("/nowhere")
   Traceback (most recent call last):
@@ -74,7 +74,9 @@ def load_movie_reviews(
 
 
 def parse(content: str) -> list[tuple[float, str]]:
-  """Returns (mean rating, sentence) of each line: number, mean rating and sentence, after tabs.
+  """Returns (mean rating, sentence) of each line.
+
+  A line holds a number, the mean rating and the sentence, separated by tabs.
 
   >>> parse("1\\t2.5\\tA fine film.\\n2\\t-0.6\\tToo tepid\\n")
   [(2.5, 'A fine film.'), (-0.6, 'Too tepid')]

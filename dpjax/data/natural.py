@@ -44,8 +44,8 @@ def by_client(
       are one client.
     sizes: lengths of consecutive stretches of rows, each of one client. If they are given,
       `client_ids` has one id for each stretch, and a stretch may have length 0.
-    max_examples: public number of examples that each client keeps at most, the first ones. None:
-      all.
+    max_examples: public upper limit on the examples of a client, of which the first are kept. None:
+      all are kept.
 
   Raises:
     UserError: one line: an id that is empty, or neither text nor an integer; a number of ids
@@ -74,7 +74,7 @@ def by_client(
   owners = np.repeat(stretches, counts)  # [n]
   if max_examples is not None:
     by_owner, first = _sorted(owners, 0)
-    # Number of earlier rows of the same owner.
+    # Number of earlier rows of the same owner, for each row.
     before = np.arange(len(by_owner)) - first[owners[by_owner]]
     kept = np.sort(by_owner[before < max_examples])
     dataset = dataset.subset(kept)

@@ -49,7 +49,7 @@ def in_data(name: str | os.PathLike[str]) -> contextlib.AbstractContextManager[N
 
 
 def undeclared(where: str) -> UserError:
-  """Returns the error of data whose number of classes nobody declares.
+  """Returns the error for data whose number of classes nobody declares.
 
   >>> undeclared("'a.json' declares none").field
   'num_classes'
@@ -62,7 +62,7 @@ def undeclared(where: str) -> UserError:
 
 
 def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads the arrays of an archive by name. Raises UserError with the reason."""
+  """Returns {name: array} of an .npz archive. Raises UserError if it cannot be read."""
   no_pipe(path)
   try:
     # Pickles can run code, so they are refused. NumPy does not close the file of a bad archive, so

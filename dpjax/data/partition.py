@@ -266,7 +266,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 def _random(seed: int) -> np.random.RandomState:
-  """Returns a `RandomState`, whose stream NumPy never changes, unlike that of
+  """Returns a `RandomState`, whose stream NumPy never changes, unlike the stream of
   `default_rng`."""
   validate.integer_at_least(0, seed=seed)
   return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(int(seed))))

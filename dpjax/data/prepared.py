@@ -1,7 +1,7 @@
 """Data sets that tensorflow-datasets (TFDS) has written to disk, read without TensorFlow.
 
 Reading needs array_record files (`python -m launch.prepare` writes them) and Pillow.
-Nothing here downloads.
+Nothing here downloads data.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
-  """Turns any error into a UserError of one line: TFDS and its libraries raise many types."""
+  """Turns any error in the block into a UserError of one line, since TFDS and its libraries raise
+  many types of errors."""
   try:
     with in_data(name):
       yield
@@ -162,7 +163,7 @@ def _open(name: str, root: pathlib.Path) -> Any:  # {split: source}
 
 
 def split_sizes(name: str, root: pathlib.Path) -> dict[str, int]:
-  """Reads the number of examples in each split from the files themselves."""
+  """Returns {split: number of examples}, read from the files themselves."""
   with _quiet(), _one_line_errors(name, root):
     return {split: len(source) for split, source in _open(name, root).items()}
 

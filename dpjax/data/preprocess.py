@@ -46,8 +46,8 @@ def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArra
   The result is a `Dataset` for a `Dataset`, `Rows` for `Rows`, else an array.
 
   `mean` and `std` are one number, or one for each entry of the last axis (the channel).
-  They must come from elsewhere than the private data: another, public data set, or the
-  definition of the range. There is no way to have them estimated here.
+  They must not come from the private data, but from another, public data set or the definition of
+  the range. This function cannot estimate them.
 
   Raises:
     UserError: for a request such as `mean="estimate"`, a wrong shape, or std <= 0.

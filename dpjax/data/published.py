@@ -114,7 +114,7 @@ def as_published_test(test: Any, name: str) -> Any:
 
 
 def is_published_test(dataset: object) -> bool:
-  """Returns whether `dataset` is the whole test set of a published name, as `data.load` returns it.
+  """Returns whether a data set is a whole test set that `data.load` read for a published name.
 
   >>> from dpjax import data
   >>> train, test = data.load("digits")
@@ -125,7 +125,7 @@ def is_published_test(dataset: object) -> bool:
 
 
 def nominal_size(name: str) -> int | None:
-  """Returns the published number of training examples of a data set; None: it has none.
+  """Returns the published number of training examples of a data set; None: none is published.
 
   >>> nominal_size("mnist"), nominal_size("mnist:3.0.1"), nominal_size("mine.npz")
   (60000, 60000, None)

@@ -143,7 +143,7 @@ def load_random_process(
   """
   sizes = dict(num_classes=num_classes, per_class=per_class, test_per_class=test_per_class)
   validate.integer_at_least(1, **sizes)
-  # PCG64 by name, since NumPy may change its default generator.
+  # PCG64 is named, since NumPy may change its default generator.
   random = np.random.Generator(np.random.PCG64(_SEED))
   height, width, channels = shape
   each = per_class + test_per_class

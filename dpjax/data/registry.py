@@ -48,11 +48,11 @@ def load(
     data_dir: folder of prepared data; None: $TFDS_DATA_DIR, else ~/tensorflow_datasets. A relative
       path in `name` begins in `data_dir`; None: in the current folder.
     max_length: number of bytes kept of each text (padded with 0).
-    num_classes: number of classes, for data that do not declare it; for other data it must be None
-      or equal. It is public, and never counted from the labels.
+    num_classes: number of classes, for data that do not declare it. For other data it must be None
+      or the declared number. It is public, and never counted from the labels.
     num_examples: declared number of training examples (`nominal_size`), for data that do not
-      declare it; for other data, such as published data, it must be None or equal. It is public,
-      and never counted from the rows.
+      declare it. For other data, such as published data, it must be None or the declared number. It
+      is public, and never counted from the rows.
     declaration: public facts about a table, a text or a folder of images, as a dict or the
       path of a file. None: the declaration file beside or in the data.
     resident: place of the inputs. True: in memory. False: in the files of prepared data or of a

@@ -14,8 +14,8 @@ A declaration is a dict, or a TOML or JSON file. Its keys:
   `column`, with the texts in this column that mean `train` and `test`.
   `test_file`, a second file, which holds the test rows.
   `test_share` and `salt`: a hash of the row number decides. If a row is removed, later rows get
-  other numbers and may change their split. With `column` added, a hash of the text in this column
-  decides, such as an id, which does not change.
+  other numbers and may change their split. With `column`, too, a hash of the text in this column
+  (such as an id) decides, and later rows keep their split.
 - `ignore`: columns that are not read. "*": all columns that are not declared.
 - `missing_values`: texts that mean no value; by default the empty text.
 - `num_examples`: a public number near the number of training rows.
@@ -81,7 +81,7 @@ class Category:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """A column of texts that become tokens, which are all inputs.
+  """A column of texts that become tokens. It must be the only column of inputs.
 
   Args:
     length: number of tokens that are kept of a text; shorter texts are padded with 0.
@@ -267,8 +267,8 @@ def check_hashed(way: Mapping[str, Any]) -> None:
 
 
 def mapping(value: object, field: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
-  """Returns a copy of a dict. Raises UserError if a key is no text, or is not in a non-empty
-  `known`."""
+  """Returns a copy of a dict. Raises UserError if a key is no text, or if `known` is not empty and
+  lacks a key."""
   if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
     got = Verbatim("nothing" if value is None else type(value).__name__)
     raise UserError(f"must be a table of keys and values, not {got}", field=field)
@@ -427,7 +427,7 @@ def _encoding(value: Any) -> str:
     return "utf-8-sig"
   try:
     name = codecs.lookup(value).name
-    # Codecs from bytes to bytes (zip, base64) are not text encodings.
+    # `encode` fails for codecs from bytes to bytes (zip, base64), which are no text encodings.
     "".encode(name)
   except (LookupError, TypeError, ValueError) as error:
     raise UserError(

@@ -1,6 +1,6 @@
 """Reading of unconverted rows of CSV and Parquet files, several thousand at a time.
 
-The cells of rows are private, so no message shows a cell. It names the line and the column instead.
+Cells are private, so no message shows a cell. Messages name the line and the column instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Wanted = Callable[[Sequence[str]], Sequence[str]]
 
 
 class RowBlock(NamedTuple):
-  """Several rows, by column."""
+  """A block of consecutive rows, stored by column."""
 
   # [k] cells by requested column. A cell is text, or for Parquet text, a number or a boolean; None:
   # no value.
@@ -52,7 +52,7 @@ class RowBlock(NamedTuple):
 def blocks(
   path: pathlib.Path, wanted: Wanted, *, delimiter: str | None, encoding: str
 ) -> Iterator[RowBlock]:
-  """Yields the rows of a file.
+  """Yields the rows of a file, several thousand at a time.
 
   Args:
     wanted: function that chooses the columns to read.
@@ -90,7 +90,7 @@ def in_memory(columns: Mapping[str, Any], wanted: Wanted) -> Iterator[RowBlock]:
     wanted: function that chooses the columns to read.
 
   Raises:
-    UserError: a column that is no list of plain cells, or columns of several lengths.
+    UserError: a column that is no list of plain cells, or columns of different lengths.
   """
   names = [str(name) for name in columns]
   held = dict(zip(names, columns.values()))
@@ -128,7 +128,7 @@ def _plain_cell(cell: Any, name: str, row: int) -> Any:
 
 
 def word(path: pathlib.Path) -> str:
-  """Returns the word for a row of the file: a line of a CSV file, a row of a Parquet file.
+  """Returns the word for a row of the file in messages: "row" for Parquet, "line" for CSV.
 
   >>> word(pathlib.Path("a.csv")), word(pathlib.Path("a.parquet"))
   ('line', 'row')

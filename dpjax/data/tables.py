@@ -217,7 +217,7 @@ def inputs(
   if absent is not None:
     raise UserError(f"has no column {absent!r:.60}")
   if declared.tokenizer is not None:
-    # A file at this path may be another tokenizer than the one of training.
+    # No tokenizer is read here: a file at this path may be another tokenizer than in training.
     raise UserError(
       "is read by a tokenizer, which is not here; give its tokens in place of the text",
       field="columns",

@@ -190,7 +190,7 @@ def _sqlite_pair(
 def _sqlite(
   base: sqlite3.Connection, split: str, kind: _Kind, most: int | None
 ) -> _Stretches:
-  """Reads a split in the order of the file. Only examples within `most` of a client take memory."""
+  """Reads a split in the order of the file. At most `most` examples of a client take memory."""
   query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
   counts: dict[Any, int] = dict(base.execute(query, [split]))
   # The counts are checked before they size arrays: a damaged count could exhaust memory.

@@ -64,8 +64,8 @@ BYTES = Tokenizer(lambda line: list(line.encode()), text.VOCAB_SIZE)
 def read(path: str | os.PathLike[str]) -> Tokenizer:
   """Reads a `tokenizer.json`.
 
-  If id 0 of the file is a padding token, as BERT's [PAD] is, tokens are the ids of the file. If it
-  is a word, tokens are the ids plus 1, so that 0 is free for the padding.
+  If id 0 of the file is a padding token, as BERT's [PAD] is, tokens are the ids of the file.
+  If id 0 is a word, tokens are the ids plus 1, so that 0 is free for the padding.
 
   Raises:
     UserError: one line: a missing file; a file that is no tokenizer; a tokenizer that draws tokens

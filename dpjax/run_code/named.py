@@ -130,7 +130,7 @@ def _of_statement(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[s
 
 
 class _Reader(ast.NodeVisitor):
-  """Reads one source. Scopes are not distinguished, so it may find more than is imported."""
+  """Reads one source. It does not distinguish scopes, so it may find names that are no imports."""
 
   def __init__(self, package: str):
     self.package = package
@@ -210,8 +210,8 @@ class _Reader(ast.NodeVisitor):
 
   def visit_Global(self, node: ast.Global) -> None:
     self.names.changing |= {*node.names}
-    # A function sets the name, too, so it counts as bound twice: its value need not be the literal
-    # in the source.
+    # A function sets the name, too, so the name counts as bound twice: its value need not be the
+    # literal in the source.
     for name in node.names:
       self._bind(name, 2)
 
@@ -295,7 +295,7 @@ def _acts(node: ast.AST, aliases: Mapping[str, str]) -> bool:
   elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
     targets = [node.target]
   elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-    # A call with an unused result is made for its side effects.
+    # A call with an unused result is made for its side effects, so it may modify an import.
     targets = [node.value]
   return any(_is_part_of_import(target, aliases) for target in targets)
 

@@ -88,7 +88,7 @@ def check_inputs(before: Mapping[str, str] | None, code: Code, *, workdir: objec
   its code.
 
   Args:
-    before: `Code.inputs` of the run in the workdir. None: it had none.
+    before: `Code.inputs` of the run in the workdir. None: the run had no inputs.
   """
   held = before or {}
   now = code.inputs

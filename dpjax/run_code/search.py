@@ -350,7 +350,7 @@ class _Search:
     self._digests.add((name, hashlib.sha256(text.encode()).hexdigest()))
 
   def value(self, value: Any) -> None:
-    """Queues a value that could hold a user's function, unless it was queued before."""
+    """Queues a value for the search, unless it is plain or was queued before."""
     if is_plain(value) or id(value) in self._values:
       return
     self._values[id(value)] = value

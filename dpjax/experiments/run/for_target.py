@@ -117,7 +117,6 @@ def _guess(plan: CompiledPlan, size: int) -> int:
 
 def _gigabytes(size: float) -> str:
   """Formats a number of bytes in units of 1e9 bytes.
-
   >>> _gigabytes(17179869184), _gigabytes(5310000)
   ('17.2 GB', '0.00531 GB')
   """

@@ -36,7 +36,7 @@ MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
 ADVANTAGE = "max_advantage"
 
-# Old names, for one release: users' kinds of runs use them.
+# Old names are kept for one release, because users' kinds of runs use them.
 __getattr__ = _moved.names_of_module(__name__, told="summary", Promise="Guarantee")
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Scores = dict[str, float]
 Result = dict[str, Any]
-# Key in result.json for the name of the run's steps, which its report shows.
+# Key in result.json of the name of the run's steps, which is an axis label in the report.
 STEPS_ARE = "steps_are"
 _DIGEST_BYTES = 32
 # Keys of result.json whose values a job of one phase must state before its first step.

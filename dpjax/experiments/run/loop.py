@@ -56,7 +56,7 @@ from dpjax.validate import UserError, Verbatim, first_line
 if TYPE_CHECKING:
   from dpjax.experiments.run import row_hooks
 
-# Old names, for one release: users' kinds of runs import them.
+# Old names are kept for one release, because users' kinds of runs import them.
 __getattr__ = _moved.names_of_module(
   __name__, Work="Phase", Play="Schedule", Fit="TrainPhase", Ended="RunOutcome"
 )
@@ -176,7 +176,7 @@ def _run(job: Job, folder: pathlib.Path, on_save: Callable[[int], None]) -> Resu
   with contextlib.ExitStack() as held:
     held.enter_context(writers.space_on_disk(folder, lambda: checkpoint.newest(folder)))
     processes.on_first(lambda: taken(held))
-    # Name of the noise key in the ledger: it does not depend on the data.
+    # The ledger names the noise key by a text that does not depend on the data.
     name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(digest)
     hook = None
     # Configs without the field `writer` have no hook.
@@ -234,7 +234,7 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
   """Returns the result of a finished run; None: the run has not finished."""
   done = owner.finished(folder, job.config)
-  # Without `meta`, somebody removed the checkpoints, so nothing tells which data were used.
+  # If `meta` is empty, the checkpoints were removed, and nothing tells which data were used.
   if done is not None and meta:
     code = run_keys.code_of(job.config)
     _check_same(job, folder, meta, job_lib.data_of(job), code, done=True)
@@ -351,7 +351,7 @@ def _stops_more(handler: Any) -> bool:
   # The other processes of the run did not get the signal, and would wait for this process.
   if jax.process_count() > 1:
     return False
-  # This process belongs to a sweep, which ends a process by one signal, whatever training it is in.
+  # This process belongs to a sweep: one signal must end the process, not only this training.
   if multiprocessing.parent_process() is not None:
     return True
   # The default handlers of Python and of the system would end the process, and lose a complete

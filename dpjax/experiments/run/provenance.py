@@ -43,7 +43,7 @@ def same_libraries(stored: object) -> bool:
 
 
 def versions() -> dict[str, str | None]:
-  """Returns `libraries`, and as "git_commit" the commit of a checkout or None.
+  """Returns `libraries` with an entry "git_commit": the commit of a checkout, or None.
 
   The commit tells where a result came from. It must not decide whether a run may resume, since it
   changes with files that do not affect the run.

@@ -2,9 +2,9 @@
 
 Under add-or-remove-one, neighbours differ in their number of records, so the number is secret. A
 divisor, a probability or a number of steps computed from it would reveal whether a record is
-present, whatever noise is added: the scale of the noise alone does (arXiv 2605.15648 audits this).
-So these are computed from a declared constant. Under the other relations, neighbours have equally
-many records.
+present, whatever noise is added: even the scale of the noise would reveal it (arXiv 2605.15648
+audits this). So these are computed from a declared constant. Under the other relations, neighbours
+have equally many records.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def settled(
     # The loop repeats, because a field may lose its only reader when another field is reset.
     now = _at_default(now, choices)
     dropped += choices
-  # No run may read a default that a reset put in. If it would, the config is returned unchanged, so
-  # that the run is refused.
+  # A run must not read a default that a reset put in. If it would read one, the config is returned
+  # unchanged, so that the run is refused.
   table = unread(now)
   kept = (path for path in dropped if not path.rpartition(".")[0].endswith(_OPTIONS))
   if any(reason(path, table) is None for path in kept):
@@ -186,7 +186,7 @@ def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
   ]
 
 
-# --- a command line over a config of whichever kind
+# --- a command line and a config of any kind
 
 
 def of_command_line(
@@ -269,7 +269,7 @@ def _check(
 
 
 def _is_whole(config: Any, kind: Kind) -> bool:
-  """Returns whether the check of its kind accepts the config."""
+  """Returns whether `kind.check` accepts a config."""
   try:
     kind.check(config)
   except UserError:

@@ -55,7 +55,7 @@ def _where(config: Config) -> tuple[str, ...]:
 
 
 def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
-  """Returns what the run with this config stored (`remember`); None: the run has not begun.
+  """Returns the data that the run with this config stored (`remember`). None: it has not begun.
 
   Raises:
     UserError: the directory holds a run of another config or other files, or `workdir` is a file.
@@ -97,7 +97,7 @@ def claim(workdir: pathlib.Path, config: Config) -> None:
 def released_if_refused(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
   """Removes a run's files from a claimed folder if the run is refused before its first step.
 
-  Otherwise the folder would refuse the corrected config, which is another one.
+  Otherwise the folder would refuse the corrected config, which is another config.
 
   Args:
     fresh: whether this very process claimed the folder, and the run is no release. The keys of a

@@ -273,7 +273,7 @@ def read_json(path: str | os.PathLike) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
   except (FileNotFoundError, NotADirectoryError):
     raise UserError(f"{path}: no such file") from None
-  # The file is not UTF-8, or not JSON.
+  # These errors mean that the file is not UTF-8, or not JSON.
   except (ValueError, RecursionError, MemoryError) as error:
     reason = str(error)[:100] or type(error).__name__
     raise UserError(f"{path}: is not valid JSON ({reason})") from None
@@ -459,7 +459,7 @@ class _Events:
 
 
 def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
-  """Writes `workdir`/result.json after checking that it says what its epsilon means.
+  """Writes `workdir`/result.json, after a check that the result states what its epsilon means.
 
   Raises:
     ValueError: a key of RESULT_KEYS is missing, or epsilon_kind contradicts epsilon. Under kind
