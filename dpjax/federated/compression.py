@@ -38,7 +38,7 @@ class Compressor(NamedTuple):
 
   encode: Callable[..., Any]  # (key, message) -> codes, a list with one entry per leaf
   decode: Callable[..., Any]  # (key, codes, a message's shapes) -> message
-  bits: Callable[[Any], int]  # (a message's shapes) -> number of bits of the codes
+  bits: Callable[[Any], int]  # (a message's shapes) -> bits of the codes, known beforehand
 
 
 class Levels(NamedTuple):

@@ -53,7 +53,7 @@ def fed_opt(
     name: "adam", "yogi" or "adagrad".
     learning_rate: eta of the paper.
     beta_1: decay of m; None for the value of the paper: 0 (no momentum) for "adagrad", else 0.9.
-    beta_2: decay of v, 0.99 in the paper; "adagrad" has no such decay.
+    beta_2: decay of v, 0.99 in the paper; unused by "adagrad".
     tau: degree of adaptivity, 1e-3 where the paper does not tune it. It also sets v_-1 = tau^2.
 
   Raises:

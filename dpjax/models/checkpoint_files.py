@@ -67,9 +67,9 @@ def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
     Parameters in the structure and the types of `params`.
 
   Raises:
-    UserError: the path is missing, or is no such checkpoint; an array is missing, unknown, of
-      another shape, not of floating point numbers, or not finite; the file is a pickle, a link or
-      a pipe. The message is one line.
+    UserError: the path is missing, or is no checkpoint of Flax or Orbax; an array is missing,
+      unknown, of another shape, not of floating point numbers, or not finite; the file is a pickle,
+      a link or a pipe. The message is one line.
 
   >>> from flax import serialization
   >>> import tempfile

@@ -70,7 +70,7 @@ def left_quotients(group: str) -> np.ndarray:
 class GroupConv(nn.Module):
   """Convolution whose weights are shared over a group, with `features` maps per group element.
 
-  The output is [B, H / stride, W / stride, features * |G|].
+  Images are padded with zeros. The output is [B, H / stride, W / stride, features * |G|].
 
   Args:
     lifting: whether the input is an image, [B, H, W, C], or a map of the group,

@@ -251,7 +251,7 @@ def patch_features(
   """Computes the patch features of a whole data set.
 
   Args:
-    x: images [n, H, W, C] in [0, 1], with as many colours as those the network was learnt from.
+    x: images [n, H, W, C] in [0, 1], with as many colours as the images that `network` is from.
     network: what `learned_patches` returns.
     mirrored: whether to average over an image and its mirror image (left is right), in twice the
       time.

@@ -263,7 +263,7 @@ def _transform_each(plan: _Plan, images: jax.Array) -> jax.Array:
   """Returns `_transform` of each image by itself.
 
   In one product of all images, the place of an image decides how its last bits are rounded. One
-  record more or fewer would shift others to other places, and so change their features. A loop over
+  record more or fewer would shift all later records, and so change their features. A loop over
   images is as fast on a CPU.
   """
   return jax.lax.map(lambda image: _transform(plan, image[None])[0], images)
@@ -438,11 +438,11 @@ def typical_scales(
 ) -> np.ndarray:
   """Returns the typical size of each scattering channel of images, from no data at all.
 
-  It is the root mean square over synthetic images of unit variance. Their amplitudes fall as
-  1 / frequency, as those of photographs do (Field 1987), with phases of a fixed seed. A second
-  order channel is tens of times smaller than the low-pass. CIFAR-10's channels, except the
-  low-pass, differ by a factor of 24, and of 2 after division by these sizes. So noise of one size
-  suits them all.
+  The size is the root mean square over synthetic images of unit variance. Amplitudes of these
+  images fall as 1 / frequency, as in photographs (Field 1987), with phases of a fixed seed. A
+  second-order channel is tens of times smaller than the low-pass. CIFAR-10's channels, except the
+  low-pass, differ by a factor of 24. After division by these sizes they differ by a factor of 2. So
+  noise of one size suits them all.
 
   Args:
     shape: (H, W, C) of an image.

@@ -107,7 +107,7 @@ def sentence_features(texts: Sequence[str], encoder: str = "minilm") -> np.ndarr
     float32 [n, 384], each row of norm 1.
 
   Raises:
-    UserError: the weights or the libraries are not installed, or the weights are other ones.
+    UserError: the weights or the libraries are not installed, or other weights are installed.
 
   Guarantee: a row of the result is a function of the same text alone.
 

@@ -48,7 +48,7 @@ class StageRule:
     error_rate: largest share of requests that the new model may fail on.
     latency_ms: largest 99th percentile of the new model's computing times, in milliseconds; 0: no
       bound.
-    labels: number of labels from feedback that each model must have in a stage.
+    labels: number of labels from feedback that each model must have in a stage; 0: none needed.
     accuracy_drop: largest amount by which the new model's accuracy may be below the old model's.
   """
 

@@ -22,7 +22,7 @@ from dpjax.types import Array
 )
 def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   """Returns the mean of the `num_selected` messages that are closest to their k nearest
-  others.
+  neighbours.
 
   f is `num_byzantine`. If all n clients of the round send a message that counts, k is n - f - 2, as
   in the paper.

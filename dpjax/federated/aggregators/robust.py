@@ -36,7 +36,7 @@ TINY = 1e-37
 
 
 def kept_messages(messages: Any, mask: Array, weights: Array | None) -> Array:
-  """Returns a mask [C] of the messages that count: finite ones with a finite weight > 0."""
+  """Returns a mask [C] of the messages that count: finite messages with a finite weight > 0."""
   kept = finite(messages, mask)
   if weights is None:
     return kept

@@ -192,7 +192,7 @@ def loop_clients(*, jit: bool = True, num_threads: int | None = 1) -> MapClients
     jit: False runs every operation uncompiled, which is slow and the easiest to debug.
     num_threads: number of clients that run at once, if steps are compiled and hold a convolution;
       None: one for each core. Settings of one thread (such as `with jax.enable_x64(True)`) do not
-      reach other threads. All numbers except 1 give the same bits; 1 differs from them by rounding.
+      reach other threads. All numbers except 1 give the same bits; 1 differs by rounding.
   """
   if num_threads is not None:
     validate.integer_at_least(1, num_threads=num_threads)

@@ -204,7 +204,7 @@ class _Answers:
       return empty(context, cohort)
     answers = [self.answers[int(who)] for who in cohort.ids]
     sent = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
-    # Clients send a message and a weight, but neither losses nor numbers of examples as such.
+    # Clients send a message and a weight, but neither losses nor numbers of examples.
     message = jax.tree.map(jnp.asarray, sent.message)
     norms: Any = np.asarray(trees.per_example_norms(message))
     unknown: Any = np.zeros(len(norms), np.int32)
