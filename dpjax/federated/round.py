@@ -82,7 +82,7 @@ class Server(NamedTuple):
 
 
 class Common(TypedDict, total=False):
-  """Keyword arguments that every algorithm takes in addition to its own; see `federated`."""
+  """Keyword arguments that every algorithm takes, in addition to special ones; see `federated`."""
 
   key: Required[Array]
   aggregator: Aggregator | None

@@ -7,9 +7,10 @@
 | GET /health, GET /metrics | state as JSON; counters for Prometheus                        |
 | POST /release             | {"action": "offer", "run": "runs/Y"}, with the operator's token |
 
-400: no JSON of that kind. 401, 403: no leave to release. 413: too large. 422: JSON that is no input
-of the model. 429: the queue is full. 503: no answer by the deadline, a failed model, or the service
-stops. Nothing is decompressed, so no small body grows. Heads and bodies of requests have deadlines.
+400: the body is no such JSON. 401, 403: no permission to release. 413: the body is too large. 422:
+the JSON is no input of the model. 429: the queue is full. 503: no answer by the deadline, a failed
+model, or a stopping service. Nothing is decompressed, so a small body cannot grow. Heads and bodies
+of requests have deadlines.
 """
 
 from __future__ import annotations

@@ -122,15 +122,15 @@ def client_app(
   """Makes a `flwr.clientapp.ClientApp` that does the local work of one client.
 
   Args:
-    client: the client from which the server's algorithm was made; see `local_training`, and
+    client: client that the server's algorithm was made from; see `local_training`, and
       `client_noise` for privacy against the server.
-    local_data: `(client, round) -> (batches, number of examples)`, called in the client's
-      own program with its `partition-id`.
+    local_data: `(client, round) -> (batches, number of examples)`, called in the program of the
+      client with the client's `partition-id`.
     like: parameters whose structure, shapes and dtypes are the server's.
     num_rounds: largest number of answers that this client ever gives; rounds are 0 to
       num_rounds - 1.
-    folder: absolute path of the client's own folder, where it notes the rounds that it has
-      answered. It must outlive programs and runs: emptying it allows `num_rounds` more answers.
+    folder: absolute path of the folder where the client notes the rounds that it has answered. The
+      folder must outlive programs and runs: emptying it allows `num_rounds` more answers.
 
   Guarantee: see the top of this module. A round whose work was interrupted counts as answered.
 
