@@ -316,8 +316,8 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
     more: arguments `num_classes`, `vocab_size`, `name`, `split`, `nominal_size` of `from_arrays`.
 
   Raises:
-    UserError: labels or inputs that `from_arrays` refuses (inputs are checked when they are read),
-      or a source in which a row depends on the rows that are read with it.
+    UserError: labels or inputs that `from_arrays` refuses; or a source in which a row depends on
+      the rows that are read with it. Inputs are checked when they are read.
 
   >>> class Grey:
   ...   def __len__(self): return 3

@@ -86,7 +86,7 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   """Returns `source` with inputs `x`, which a public rule computed from the inputs of `source`.
 
   The digest stays that of `source`. So it does not depend on the last bits of the features, which
-  may differ between devices or numbers of threads. It does not cover the rule, so callers must make
+  may differ between devices or numbers of threads. It does not cover the rule. So callers must make
   their random keys depend on the rule (a run's keys depend on its whole config).
 
   >>> from dpjax.data.dataset import from_arrays

@@ -66,8 +66,8 @@ def leaf_federation(
     max_examples: as in `data.by_client`.
 
   Raises:
-    UserError: one line that names the file: no such folder (with the command that makes it),
-      a damaged file, users who are named twice in a file or lack x or y.
+    UserError: one line that names the file: a missing folder (with the command that makes it),
+      a damaged file, or a user who occurs twice in a file or lacks x or y.
   """
   integer_at_least(1, max_length=max_length)
   root = user_path(name, data_dir)

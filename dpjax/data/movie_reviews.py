@@ -1,8 +1,8 @@
 """Sentences of film reviews, and whether people found them positive.
 
-10,605 sentences of Rotten Tomatoes (Pang and Lee 2005), each rated by twenty people from -4 to 4
-(Hutto and Gilbert 2014, ICWSM). The source package vaderSentiment 0.5 (MIT) holds them. Its texts
-are read, but its code is never run:
+There are 10,605 sentences of Rotten Tomatoes (Pang and Lee 2005). Twenty people rated each sentence
+from -4 to 4 (Hutto and Gilbert 2014, ICWSM). The source package vaderSentiment 0.5 (MIT) holds the
+sentences. Its texts are read, but its code is never run:
 
   pip download --no-deps --no-binary :all: --dest DIR vaderSentiment==0.5
 

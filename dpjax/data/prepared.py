@@ -100,8 +100,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
-  """Turns any error in the block into a UserError of one line, since TFDS and its libraries raise
-  many types of errors."""
+  """Turns any error in the block into a UserError of one line. TFDS and its libraries raise many
+  types of errors."""
   try:
     with in_data(name):
       yield

@@ -1,7 +1,7 @@
 """Images of random processes: public data for pre-training before private images.
 
-Tang et al. (2023), "Differentially private image classification by learning priors from random
-processes" (arXiv 2306.06076), pre-train on images that no camera took. Baradad et al. (2021)
+Tang et al. (2023, "Differentially private image classification by learning priors from random
+processes", arXiv 2306.06076) pre-train on images that no camera took. Baradad et al. (2021)
 compare processes. This module draws one of them: dead leaves with textures. Leaves fall on a
 ground and cover each other; ground and leaves have textures of coloured noise. A class is one
 process: the shape, size and number of leaves, the palette, and the slope and direction of the noise

@@ -65,8 +65,8 @@ def parse_play(text: str) -> Speeches:
 
   A paragraph whose first line is a name begins a speech. The next paragraphs continue the speech,
   up to the next name or heading of an act. Stage directions in brackets are dropped. Some editions
-  print names in mixed case ("Ham."), others in capitals. Mixed case is assumed if paragraphs that
-  start with a name in any case are more than twice as frequent as those that start with capitals.
+  print names in mixed case ("Ham."), others in capitals. Mixed case is assumed if less than half of
+  the paragraphs that start with a name start with a name in capitals.
 
   >>> parse_play("ACT I.\\n\\nANN.\\nWho's there?\\n\\n[Enter BOB.]\\n\\nBOB.\\nI.\\nAnn!\\n")
   {'ANN': ["Who's there?"], 'BOB': ['I.\\nAnn!']}

@@ -1,7 +1,7 @@
 """Tables: CSV and Parquet files with declared columns, as two `Dataset`s.
 
-Inputs are float32 [n, width]: a number is scaled from its public bounds to [0, 1], and a category
-has one input for each of its public values. A column of texts becomes int32 tokens [n, length].
+Inputs are float32 [n, width]. A number is scaled from its public bounds to [0, 1]. A category has
+one input for each of its public values. A column of texts becomes int32 tokens [n, length].
 `table_declaration` describes the declaration. Each row is converted independently of the others.
 """
 

@@ -35,8 +35,8 @@ class Interval:
     for name in ("lower", "upper"):
       value = getattr(self, name)
       finite(**{name: value})
-      # 0 and 0.0 are the same bound, but have different texts, and a data set's digest covers the
-      # text of its target.
+      # 0 and 0.0 are the same bound, but have different texts. A data set's digest covers the text
+      # of its target.
       object.__setattr__(self, name, float(value))
     if not self.lower < self.upper:
       raise UserError(f"must be > lower={self.lower}", field="upper", value=self.upper)

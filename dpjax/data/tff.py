@@ -91,8 +91,8 @@ def tff_federation(
     max_examples: as in `data.by_client`, for each client in train and in test.
 
   Raises:
-    UserError: a missing file (one line names the command that gets it), a damaged file, or a file
-      in which a client has more or fewer examples than the file says.
+    UserError: a missing file (with the command that gets it), a damaged file, or a file in which a
+      client has more or fewer examples than the file says.
   """
   name = os.fspath(name)
   integer_at_least(1, max_length=max_length)

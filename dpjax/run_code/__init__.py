@@ -19,9 +19,9 @@ that name, and a run can be resumed with the same code only.
 | values that they hold after their import [2]    | SHA-256 of the value                       |
 | environment variables that they name [2]        | SHA-256 of the value                       |
 
-[1] This means two kinds of changes in a user's module: a function whose code is not in the source
-(for example, `exec` made it from another file), and a number or string that differs from the value
-that the source sets.
+[1] There are two kinds of such changes in a user's module. The code of a function is not in the
+source, for example if `exec` made the function from another file. Or a number or string differs
+from the value that the source sets.
 
 [2] These files and values may follow from private data, so `Code.inputs` is as secret as the data.
 It is part of no public digest, and is stored in checkpoints only.
@@ -33,9 +33,10 @@ same code get the same names.
 The files that a run reaches depend on the run, not on the process. `sys.modules` also holds
 modules that a test, a notebook or a plugin imported by chance. So the search starts at the modules
 that the config names. It follows (1) every import statement in their sources, also within
-functions, and every module or file that a string constant in them may name; (2) the parts of their
-functions, classes and values: closures, defaults, decorated functions, partial arguments. A module
-that is not yet imported is found as an import would find it. Its source is read without running it.
+functions; (2) every module or file that a string constant in these sources may name; (3) the parts
+of their functions, classes and values: closures, defaults, decorated functions, partial arguments.
+A module that is not yet imported is found as an import would find it. Its source is read without
+running it.
 
 A source is read once, when its module is first seen. If the file is edited later, a long process
 still runs the module that it has imported, and names the code by that first source. A file that was

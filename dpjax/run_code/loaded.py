@@ -4,8 +4,8 @@ A source shows what may be loaded; Python reports what was loaded. Python raises
 each file that it opens and for each piece of code that it runs: by an import, a finder,
 `exec_module`, `runpy`, `exec` or `ctypes`. A hook records the file under the user's file that asked
 for it: the file of the nearest frame of user code on the stack. A thread may have no such frame.
-Then the load is recorded under the user's file that started the thread, or, if the start was not
-seen, under the user's file that the main thread runs.
+Then the load is recorded under the user's file that started the thread. If the start was not seen,
+it is recorded under the user's file that the main thread runs.
 
 So a load by a test, a notebook or a plugin is recorded under the file of the test, the notebook or
 the plugin. A run that does not reach this file does not depend on the load.
@@ -75,8 +75,8 @@ class LoadedFile:
     return self._sha256
 
 
-# Loads, first by the real path of the loading file (or by `key_of` a function that reads a data
-# set), then by the path of the loaded file.
+# Loads, first by the real path of the loading file, then by the path of the loaded file. For a
+# function that reads a data set, the first key is `key_of` the function.
 _LOADS: dict[str, dict[str, LoadedFile]] = {}
 _WRITTEN: set[str] = set()
 _STARTED_BY: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()

@@ -133,10 +133,10 @@ class _Search:
     return bool(new)
 
   def config_file(self, file: str) -> None:
-    """Adds the config file and the user's files that it imports, but only those that modify their
-    imports, as by `helper.SCALE = 3` or `jax.config.update(...)`.
+    """Adds the config file and the user's files that it imports, if they modify their imports.
 
-    Other files affect a run only through the values in the config, which has a digest of its own.
+    Examples are `helper.SCALE = 3` and `jax.config.update(...)`. Files that do not modify imports
+    affect a run only through the values in the config, which has a digest of its own.
     """
     todo = [(_CONFIG_FILE, file, "")]
     seen = set()

@@ -136,8 +136,8 @@ _LATER: dict[str, Any] = {
   "queries": 1,
   "attacker": dict.fromkeys(("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")),
 }
-# Fields that were added to one kind of run after version 1, by kind and dotted name, with the value
-# that means the earlier behaviour.
+# Fields that one kind of run got after version 1, by kind and dotted name, with the value that
+# means the earlier behaviour.
 _LATER_OF: dict[str, dict[str, Any]] = {
   "central": {"loss": "auto"},
   "federated": {"loss": "auto", "secure_sum": {"name": "none"}},

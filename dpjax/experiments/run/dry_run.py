@@ -1,8 +1,8 @@
 """`--dry_run`: the guarantee, time and memory of a run, without the run.
 
 Everything is built and checked as in the run itself. Then a few steps are timed on zeros of the
-data's shape, with clients of equal size and other batches than in the run. So the output reveals
-only the number and shape of the data. Nothing is written, and no key is kept.
+data's shape. Clients get equal sizes, and batches differ from those of the run. So the output
+reveals only the number and shape of the data. Nothing is written, and no key is kept.
 """
 
 from __future__ import annotations

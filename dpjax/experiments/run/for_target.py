@@ -102,8 +102,8 @@ def _compiled(
 def _guess(plan: CompiledPlan, size: int) -> int:
   """Returns a smaller microbatch size that should fit, since temporaries grow with the size.
 
-  It is a power of two of at most half of `size`, or just half of `size` if the bytes needed are
-  unknown; at least 1.
+  The result is a power of two that is at most half of `size`. If the bytes needed are unknown, it
+  is half of `size`, rounded down. It is at least 1.
   """
   usable = plan.target.chip.usable_bytes
   if plan.wanted is None:

@@ -70,8 +70,8 @@ def device(used: int | None = None, mesh: str | None = None) -> str:
 def peak_rss() -> int:
   """Returns the peak memory of this process in bytes.
 
-  On Linux, the kernel's file of the process is read, since `getrusage` reports at least the memory
-  of the process that started this one.
+  On Linux, it reads /proc/self/status: `getrusage` reports at least the memory of the process that
+  started this one.
   """
   peak = process_memory("VmHWM")
   # ru_maxrss is in bytes on macOS and in kilobytes on Linux.

@@ -3,8 +3,8 @@
 Keys depend on the config, because two runs with one seed and two epsilons must not share their
 noise: two sums with the same noise at two scales reveal the exact sums. The runs must not share
 batches either: their costs add up only if they sample independently. Keys depend on the data,
-because two runs with the same noise, on data sets that differ in one record, differ by exactly the
-effect of that record.
+because two runs with the same noise on neighbouring data sets differ by exactly the effect of one
+record.
 
 The digest of the data, and any value that follows from it without noise, would confirm a guess of
 the data. So the digest leaves this process only in checkpoints, which also hold the noise key and
@@ -155,8 +155,9 @@ def joined(*digests: bytes) -> bytes:
 
 
 def bound_data(data: bytes, code: run_code.Code) -> bytes:
-  """Joins the digest of a run's data with a digest of the files and values that its code read or
-  computed on import.
+  """Joins the digest of a run's data with a digest of its code's inputs.
+
+  The inputs are files and values that the code read or computed on import.
 
   These files and values may follow from the data, so the result is as secret as the data. Without
   them, `data` is returned unchanged.

@@ -151,7 +151,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   """Returns the data sets that a file's parameters depend on, the most recent one first.
 
   Without a path, the list is empty. No result is bound to weights in safetensors, Flax and Orbax
-  format, so for them the list begins with a name for unknown data.
+  format. For such weights, the list begins with a name for unknown data.
 
   Args:
     path: path of the file of parameters, or None.

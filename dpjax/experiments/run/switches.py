@@ -1,8 +1,8 @@
 """Switches of a config: a field that a switch leaves unread goes back to its default.
 
 A switch is a field that decides which other fields are read, such as `privacy.method`. If a
-command line, or a row of a table, sets a switch, the run may no longer read some fields of the
-config. `settled` resets these fields. So one flag makes the non-private twin of a private run.
+command line or a table row sets a switch, the run may no longer read some fields of the config.
+`settled` resets these fields. So one flag makes the non-private twin of a private run.
 
 A field that a run reads is never reset. The tables of `unused` must say that the changed config
 does not read the field, before the reset and after it. So every epsilon follows from the fields in

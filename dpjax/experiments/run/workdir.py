@@ -139,7 +139,7 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
       "directory, nothing was changed"
     )
   begun = checkpoint.newest(workdir) is not None or (workdir / writers.RESULT).exists()
-  # If there are rows, they were released with keys that are lost, and a release must not draw other
+  # If there are rows, they were released with keys that are lost. A release must not draw other
   # keys for the same rows.
   return {} if begun or writers.read_metrics(workdir) else None
 

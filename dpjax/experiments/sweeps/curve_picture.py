@@ -29,8 +29,8 @@ _USUAL = "add or remove"
 # Width and height of a panel in inches: _PANEL if there are many lines, _WHOLE if there are few.
 _PANEL = (1.6, 1.7)
 _WHOLE = (3.0, 2.5)
-# Error rates are drawn in place of accuracies, on a logarithmic axis, if the best accuracy is at
-# least _CROWDED and the largest error is at least _RANGE times the smallest error.
+# Error rates are drawn in place of accuracies, on a logarithmic axis, under two conditions. The
+# best accuracy is at least _CROWDED, and the largest error is at least _RANGE times the smallest.
 _CROWDED = 0.9
 _RANGE = 2.0
 # The x axis is logarithmic if the largest x is at least this many times the smallest x.

@@ -111,8 +111,8 @@ def resettled(
 ) -> list[tuple[Any, list[str]]]:
   """Resets the unread fields of each run. Returns (config, names of its reset fields) for each run.
 
-  A field is not reset, so that it is refused, if neither the base nor any run reads it, or if the
-  run itself sets it.
+  Two kinds of fields are not reset, so that they are refused: fields that neither the base nor any
+  run reads, and fields that the run itself sets.
 
   Args:
     base: config from which the runs differ.
@@ -140,8 +140,8 @@ def expand(
 ) -> list[Point]:
   """Returns the runs: each variant of a config at each combination of its axes.
 
-  The last axis varies fastest. Every run is checked here, before the first run begins, so that an
-  impossible value of the last run is not found after hours.
+  The last axis varies fastest. Every run is checked before the first run begins: an impossible
+  value of the last run must not be found after hours.
 
   Args:
     base: config from which the variants differ.
@@ -262,7 +262,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
       if grid.tell is not None and row["status"] != "failed":
         line = f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
       writers.say(f"[{count}/{len(now.points)}] {line}")
-      # The files already contain runs that an earlier call finished, so they are written only after
+      # The files already contain runs that an earlier call finished. So they are written only after
       # a run of this call, and after the last point.
       if ran or count == len(now.points):
         _save(grid, workdir, _in_order(grid, left_out | rows))

@@ -3,7 +3,7 @@
 `engine` runs a sweep. The base is a central run (`TrainConfig`) or a federated run (`FedConfig`).
 
 The runs of one sweep do not share randomness, though they may share a seed. Every run derives its
-noise and batches from its config and its data (`build.run_keys`), and `points` refuses private runs
+noise and batches from its config and its data (`build.run_keys`). `points` refuses private runs
 that would share noise and batches. The cost of all runs together is the sum of their costs, also if
 they ran on different data: see `cost.charge`.
 """

@@ -91,7 +91,7 @@ def run(
     seed: seed of the draws, which protect no data.
 
   Returns:
-    Content of result.json: for each noise its scale, the mean size and standard deviation of
+    Content of result.json. For each noise it has the scale, the mean size and standard deviation of
     the draws, the share of draws within 1 of 0, and the deviation in a record of d numbers.
   """
   validate.integer_at_least(2, num_draws=num_draws)

@@ -52,8 +52,8 @@ def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
   """Runs `labelled.run_all`, and writes files beside sweep.json: secure.md, secure.csv (one
   line for each row) and secure.png (seconds and bytes).
 
-  A row that needs an extra which is not installed is left out, and a note names it before the first
-  row begins. The same command runs the row after the extra is installed.
+  A row that needs a missing extra is left out, and a note names it before the first row begins. The
+  same command runs the row after the extra is installed.
 
   Raises:
     UserError: a wrong config; no row can run without a missing extra; also the errors of

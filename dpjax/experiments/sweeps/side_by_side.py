@@ -34,7 +34,7 @@ _LOOK_SECONDS = 1.0
 
 def check(num_processes: int) -> None:
   """Raises UserError if there are more processes than cores, or if several processes would use an
-  accelerator, whose memory the first process would take."""
+  accelerator. The first process would take all its memory."""
   validate.integer_at_least(1, processes=num_processes)
   affinity = getattr(os, "sched_getaffinity", None)
   cores = len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -62,11 +62,10 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
 
 
 def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> str:
-  """Returns the Markdown table of rounds to each target accuracy, by series, and also by x if a
-  series has several x values.
+  """Returns the Markdown table of rounds to each target accuracy.
 
-  A cell is "-" if one of its runs never reached the target. The table is "" if no run reports
-  rounds.
+  A row is a series, or a series at one x if the series has several x values. A cell is "-" if one
+  of its runs never reached the target. The table is "" if no run reports rounds.
 
   >>> runs = [{"alpha": at, "rounds_to_accuracy": {"0.97": 9, "0.99": None}} for at in (1, 2)]
   >>> print(rounds_table(runs, x="alpha"))

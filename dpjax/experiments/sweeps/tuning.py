@@ -11,8 +11,8 @@ post-processing of the released parameters and costs nothing more. A score on tr
 would be a further query on the training data, so such a `y` is refused. If the test data are
 private, too, the guarantee does NOT cover them.
 
-Every setting of the grid must have the same privacy event (learning rates may differ, the noise may
-not), so that the cost holds for any run that wins.
+Every setting of the grid must have the same privacy event, so that the cost holds for any run that
+wins. Learning rates may differ, but the noise may not.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ def selection_cost(
     config: config of the sweep, for its selection.
     assumptions: assumptions of the runs that nobody can check. If there is one, epsilon is a claim.
 
-  A run that draws a batch above its capacity aborts, and so does the selection. If B is the
-  probability that one run aborts, then by a union bound over the K runs the selection aborts with a
-  probability of at most E[K] B. That adds (1 + e^epsilon) E[K] B to delta. One run sets aside
+  A run that draws a batch above its capacity aborts, and so does the selection. Let B be the
+  probability that one run aborts. By a union bound over the K runs, the selection aborts with
+  probability at most E[K] B. That adds (1 + e^epsilon) E[K] B to delta. One run sets aside
   (1 + e^epsilon_run) B.
   """
   selection = config.selection

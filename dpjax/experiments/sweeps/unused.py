@@ -44,7 +44,7 @@ def of_sweep(config: Any) -> Unused:
 def _replaced(config: Any, points: list[Any]) -> Unused:
   """Returns the set fields of the base that no run keeps.
 
-  If a run chooses another value by name, such as another sampler, the new value keeps the set
+  A run may choose another value by name, such as another sampler. The new value then keeps the set
   fields of the old value that both values have (`fields.replace`).
   """
   grid = {"seed", *config.grid}
